@@ -61,7 +61,7 @@ def load_arrays(
 def save_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write an .npz file. An existing file is replaced only when the new one is complete.
 
-    This function replaces `numpy.savez`, which takes the arrays as keyword arguments and therefore
+    `numpy.savez` is not used, because it takes the arrays as keyword arguments and therefore
     rejects an array named 'file'.
 
     Raises:

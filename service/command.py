@@ -1,6 +1,4 @@
-"""Entry point of the program `tilewright`, even in an installation without the command line's
-packages.
-"""
+"""Entry point of the program `tilewright`, which also starts if packages are missing."""
 
 from __future__ import annotations
 

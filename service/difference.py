@@ -65,12 +65,8 @@ class ComparedSide:
 class Pair:
     """A row of the comparison: a workload of A and the corresponding workload of B.
 
-    Both are the same workload, or two similar ones. If only one side has the workload, the other is
-    None.
-
-    Attributes:
-        a: the workload of side A; None if A lacks it.
-        b: the workload of side B; None if B lacks it.
+    `a` and `b` are the same workload, or two workloads that differ only in element types or
+    layouts. One of them is None if its side has no such workload.
     """
 
     a: ComparedKernel | None
@@ -112,9 +108,10 @@ class Pair:
 
     @property
     def same(self) -> bool:
-        """Whether both sides have equal schedules and no difference in time that counts.
+        """Whether the schedules are equal and the times do not differ.
 
-        Times of artifacts do not count, because they were just measured and differ by chance.
+        The times of two artifacts are ignored, because they were just measured and differ by
+        chance.
         """
         timed_here = bool(self.a and self.b and self.a.description and self.b.description)
         return bool(self.same_schedule) and (timed_here or self.ratio in (None, 1))

@@ -21,10 +21,10 @@ log = structlog.get_logger("tilewright.embedded")
 
 
 def owner_token(settings: Settings, storage: Storage) -> str:
-    """Return the owner's token from its file in the data folder. Without the file, create both.
+    """Return the owner's token from its file in the data folder.
 
-    The file has mode 0600. If the token in it was revoked or rotated, replace it with a new token
-    and log this.
+    If the file is missing, create a token and store it in a file with mode 0600. If the token in
+    the file was revoked or rotated, replace it with a new token and log this.
 
     Raises:
         StorageError: if the folder cannot be written, or its token file cannot be used.
@@ -33,10 +33,9 @@ def owner_token(settings: Settings, storage: Storage) -> str:
 
 
 def worker_token(settings: Settings, storage: Storage) -> str:
-    """Return the token with which the service's own worker connects, from its file in the data
-    folder.
+    """Return the token with which the service's own worker connects, from the data folder.
 
-    Without the file, create both. The token's only scope is "measure".
+    If its file is missing, create a token and store it there. The token's only scope is "measure".
     """
     return _kept_token(settings.worker_token_file, "local-worker", Scope.MEASURE, storage)
 

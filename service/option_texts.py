@@ -8,7 +8,7 @@ from tilewright.compiler.limits import LARGEST_SIZE
 
 
 class OptionError(ValueError):
-    """The text of an option is malformed; the message names the option and the text."""
+    """An option is unknown, malformed or outside its bounds; the message names the option."""
 
 
 def parse_share(option: str, text: str) -> float:

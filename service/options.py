@@ -244,7 +244,7 @@ VALUES_TEXT = TextForm(
 @_with_form("mode options")
 @dataclass(frozen=True, slots=True)
 class ModeOptions(JsonValue):
-    """The fields of `compiler.mode.Mode` that users state. The target has an option of its own."""
+    """The options that select the mode of a compilation, except for its target."""
 
     threads: Annotated[
         int, Between(1, MAX_THREADS), UserOption("Threads of a run", "--threads")
@@ -300,7 +300,9 @@ accepted any positive time, and any `stop_gain` below 1."""
 @_with_form("job budget")
 @dataclass(frozen=True, slots=True)
 class JobBudget(JsonValue):
-    """The limits of a job's cost. The job ends at the first limit that it reaches."""
+    """The limits of a job, which ends at the first one that it reaches, and the settings of its
+    search.
+    """
 
     trials: Annotated[
         int, Between(0, 10_000_000), UserOption("Most candidates to measure", "--trials")
@@ -410,10 +412,11 @@ class JobOptions(JobBudget):
 
     @property
     def sizes(self) -> dict[str, tuple[int | str, ...]]:
-        """The sizes or ranges of each dimension by name; the artifact holds all combinations.
+        """The sizes of each dynamic dimension by name. The artifact serves all combinations.
 
-        A text is a range of sizes (`1..512`), for which the artifact holds one program, with the
-        size hints at which kernels are measured (`1..512@32:0.5,128:0.3`), or hints alone (`@128`).
+        An integer is a fixed size with a separate program. A text is a range for which there is one
+        program (`1..512`), a range with the size hints at which kernels are measured
+        (`1..512@32:0.5,128:0.3`), or size hints alone (`@128`).
         """
         return {
             n: (each,) if isinstance(each, int | str) else each for n, each in self.dims.items()
@@ -423,7 +426,9 @@ class JobOptions(JobBudget):
 @_with_form("queue options")
 @dataclass(frozen=True, slots=True)
 class QueueOptions(JsonValue):
-    """The place of a job in the queue of a service."""
+    """The options that decide when a queued job runs: its priority, and its longest wait
+    for a worker.
+    """
 
     priority: Annotated[
         int,

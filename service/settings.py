@@ -24,7 +24,9 @@ def default_data_folder() -> Path:
 
 
 class Settings(BaseSettings):
-    """Settings with their defaults. An environment variable overrides each."""
+    """The settings of the service and the client. An environment variable overrides each
+    default.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="TILEWRIGHT_", extra="ignore", frozen=True, allow_inf_nan=False

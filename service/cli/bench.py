@@ -177,7 +177,7 @@ def _race(
 
     Returns:
         A row per feed and engine, and the largest difference between the engines' outputs as a
-            fraction of the largest output; None without `peer`.
+        fraction of the largest output; None without `peer`.
     """
     from tilewright.service.jobs.evidence.verification import largest_model_error
     from tilewright.service.jobs.report.comparison import PEERS, Run, compare, race

@@ -144,7 +144,8 @@ def existing_path(path: Path) -> Path:
 
 @contextmanager
 def connect(server: str | None, token: str | None) -> Iterator[Client]:
-    """Yield a client of the service. The options take precedence over the settings.
+    """Yield a client of the service at the URL `server`. None selects the URL or token of the
+    settings.
 
     Raises:
         UserError: if the URL is empty or invalid.

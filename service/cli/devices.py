@@ -167,7 +167,7 @@ WorkerName = Annotated[
 
 
 def of_worker(describe: Callable[[WorkerView], str], *, draining: bool) -> Callable[..., None]:
-    """Return a command that drains a worker, or that resumes a drained worker.
+    """Return a command that drains a worker, or, if `draining` is false, resumes a drained worker.
 
     `describe` returns the line that the command prints about the worker. The docstring of
     `describe` is the command's help.

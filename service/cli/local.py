@@ -411,7 +411,8 @@ def served_facts(selected: SelectedSchedules) -> dict[str, Any]:
 def known_facts(known: KnownModel | None) -> list[dict[str, Any]]:
     """Return the selected schedules of a compiled model as plain data (`served_facts`).
 
-    The list has one element, or none for an artifact, whose `known` is None.
+    The list has an element per compiled program. It is empty for an artifact, whose `known` is
+    None.
     """
     return [] if known is None else [served_facts(selected) for selected in known.selected]
 

@@ -375,8 +375,8 @@ def find_records(
 def _target_name(given: str, key: str) -> str:
     """Return the name of a target to show, from the value of --target and the key of the target.
 
-    `host` means the machine of the service, so its name is looked up by the key. An unknown key is
-    shown itself.
+    `host` means the machine of the service, so its name is looked up by the key. If no target with
+    this key is known, the result is "host" with the start of the key.
     """
     if given.partition(":")[0] != "host":
         return given

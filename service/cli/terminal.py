@@ -35,9 +35,10 @@ def note(text: str) -> None:
 
 
 def say_json(value: Any) -> None:
-    """Print JSON to standard output. REST views have the same form as in REST answers.
+    """Print a value as JSON to standard output.
 
-    NaN and infinities, which JSON lacks, become null. Control characters have JSON's escapes.
+    The value may contain pydantic models and dataclasses. NaN and infinities, which JSON lacks,
+    become null.
     """
     import json
 

@@ -14,9 +14,7 @@ import typer
 
 
 class Verbosity(Enum):
-    """The amount of output besides results, warnings and errors. The values are the
-    options' names.
-    """
+    """The amount of output besides results, warnings and errors; the values are option names."""
 
     QUIET = "--quiet"
     """Print nothing besides results, warnings and errors. Log from level warning."""

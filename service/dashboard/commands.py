@@ -1,4 +1,7 @@
-"""Command lines that do the same as a page. Untrusted names in them are quoted for a shell."""
+"""Command lines for the actions of a page, which users copy into a terminal.
+
+Untrusted names in them are quoted for a shell.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Tables that show interactions between two knobs: the speed for each combination of their values.
 
-The interaction is the part of the speed that is not the product of separate effects of both knobs.
+The interaction is the part of the speed that separate effects of both knobs, multiplied with each
+other, do not explain.
 """
 
 from __future__ import annotations

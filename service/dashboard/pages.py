@@ -71,11 +71,11 @@ def page(request: Request, template: str, status: int = 200, **shown: Any) -> HT
 
 
 def first_page(request: Request, limit: int) -> tuple[Pages, Response]:
-    """Return arguments with which a page calls a REST route that lists items.
+    """Return a `Pages` and a response, with which a page calls a REST route that lists items.
 
-    These are a `Pages` with this limit and without a page token, and a response, to which the route
-    adds its headers. The request's own page token is ignored, because it belongs to another list.
-    After the call, `has_more` reads the response.
+    The `Pages` selects the first `limit` items. It ignores the page token of the request, which
+    belongs to the page's main list. The route adds its headers to the response, where `has_more`
+    reads them.
     """
     response = Response()
     return Pages(request, response, limit, None), response

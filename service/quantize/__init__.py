@@ -1,6 +1,7 @@
-"""Quantisation of models to 8 and 4 bits, with its loss of accuracy and its savings.
+"""Quantisation of models to 8 and 4 bits, with a report on lost accuracy and saved time.
 
-`onnxruntime.quantization` quantises the model. This package reports how far the result is from the
-float32 model, layer by layer and as a whole (Tilewright runs both), how much time it saves on the
-device, and which layers should stay in float32. `run.quantize` is the entry point.
+`onnxruntime.quantization` quantises the model. The report states how far the outputs and each layer
+deviate from the float32 model, how much time the quantised model saves on the device, and which
+layers should stay in float32. Tilewright runs both models for this. `run.quantize` is the entry
+point.
 """

@@ -119,7 +119,7 @@ def attribute(
 
 
 def kernel_layers(timed: Timed) -> list[Indices]:
-    """Return, for each of `plan.kernels`, the set of positions of the layers that it belongs to.
+    """Return, for each of `plan.kernels`, the positions of the layers to which the kernel belongs.
 
     The set is empty for kernels in bodies of loops and branches.
     """

@@ -63,7 +63,10 @@ def parse_limit(text: str) -> Limit:
 
 
 def keeps(limit: Limit, outputs: Outputs) -> bool:
-    """Return whether a quantised model's outputs meet the limit. Call `check_limit` before."""
+    """Return whether a quantised model's outputs meet the limit.
+
+    `check_limit` must have accepted the limit before.
+    """
     match limit:
         case LeastSqnr(decibels):
             return all(output.fidelity.sqnr_db >= decibels for output in outputs)

@@ -100,8 +100,8 @@ def select(
             meets the limit.
 
     Returns:
-        The selected parts, the last set for which `does_keep` returned true; None if no tried set
-            meets the limit.
+        The search with the selected parts, the last set for which `does_keep` returned true; None
+        if no tried set meets the limit.
     """
     order = by_noise_for_time(candidates)
     runs = len(order)

@@ -70,9 +70,7 @@ def _console_class() -> type[Console]:
     from rich.segment import Segment
 
     class SafeConsole(Console):
-        """A console that escapes control sequences in texts. Only rich's own ones reach the
-        terminal.
-        """
+        """A console that escapes control sequences in texts, so that only rich can set colours."""
 
         def __init__(self, width: int | None = None, stderr: bool = False) -> None:
             super().__init__(highlight=False, markup=False, emoji=False, width=width, stderr=stderr)
