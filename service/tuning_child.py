@@ -19,7 +19,8 @@ from pathlib import Path
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command in `arguments`, and exit with its status.
+    """Run a command, and exit with its status. `arguments` are PARENT, FOLDER and the command's
+    words.
 
     If the parent process ends first, remove FOLDER and end this process.
     """

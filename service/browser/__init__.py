@@ -1,1 +1,3 @@
-"""The measurement worker in JavaScript, which runs on a page of the API or in Node."""
+"""The measurement worker in JavaScript. It runs in a browser, on a page of the service, or
+in Node.
+"""

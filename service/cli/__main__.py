@@ -1,4 +1,4 @@
-"""`python -m tilewright.service.cli`"""
+"""Runs the command line for `python -m tilewright.service.cli`."""
 
 from tilewright.service.cli import main
 

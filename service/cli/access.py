@@ -1,4 +1,4 @@
-"""Commands on access: tokens and the audit log."""
+"""Commands that manage access tokens (`tilewright token`), and the command `server audit`."""
 
 from __future__ import annotations
 

@@ -93,7 +93,11 @@ TimingsOption = Annotated[
 
 
 def check_printing(as_json: bool, dump_after: list[str] | None) -> None:
-    """Raise UserError if both JSON and dumps of the graph are requested."""
+    """Check that a command does not have both `--json` and `--dump-after`, which print to one
+    stream.
+
+    Raises UserError otherwise.
+    """
     if as_json and dump_after:
         raise UserError("--dump-after prints text and --json prints JSON: give one of them")
 

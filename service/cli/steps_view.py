@@ -1,4 +1,4 @@
-"""A progress line with the current step of a command."""
+"""Shows the current step of a command on a progress line."""
 
 from __future__ import annotations
 

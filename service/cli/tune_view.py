@@ -98,7 +98,15 @@ def watching(
     device: LocalDevice,
     token: CancelToken,
 ) -> Iterator[LineWatcher]:
-    """Yield a watcher that prints the progress of a tuning run to a console."""
+    """Yield a watcher that prints the progress of a tuning run to a console.
+
+    Args:
+        out: the console.
+        storage: the database, which has the numbers of failed trials.
+        job_id: the id of the tuning job.
+        device: the device, whose speed is reported if it is throttled.
+        token: is cancelled if the user presses Ctrl-C during tuning.
+    """
     with LiveLine(None if verbosity() is Verbosity.QUIET else out) as line:
         yield LineWatcher(out, line, storage, job_id, device, token)
 

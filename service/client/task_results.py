@@ -1,4 +1,4 @@
-"""Results of the client about one task: code, trials, predicted times, records."""
+"""Results of the client about tasks and workloads: code, predicted times, trials and records."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def link_code(link: str) -> QrCode | None:
 def browsers_measure_here(server: str) -> bool:
     """Return whether browsers permit measurements on pages of this server.
 
-    They require a page that was loaded over TLS, or from the same machine.
+    Browsers permit them only if the page was loaded over TLS, or from the same machine.
     """
     found = urlsplit(server)
     return found.scheme == "https" or found.hostname in _LOCAL

@@ -1,8 +1,8 @@
 """The ASGI application of the dashboard: routes of pages, static files and error pages.
 
-The service mounts it and shares its `state`, so the routes use the same stores, gate and notifier
-as the REST routes. A page calls the functions of REST routes with the token from the browser's
-cookie.
+The service mounts it and shares its `state`. Pages and REST routes therefore use the same database,
+token checks and rate limits. A page calls the functions of REST routes with the token from the
+browser's cookie.
 """
 
 from __future__ import annotations
