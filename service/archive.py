@@ -13,14 +13,14 @@ from pathlib import Path, PurePosixPath
 
 
 class ArchiveError(Exception):
-    """A tar file has an entry that artifacts never have, such as a link; the message names the
-    entry.
+    """A tar file has an entry that artifacts never have, such as a link.
+
+    The message names the entry.
     """
 
 
 def free(folder: Path) -> Path:
-    """Check that nothing exists at the path of a new folder, not even a broken link. Return the
-    path.
+    """Return the path of a new folder. Check that nothing exists there, not even a broken link.
 
     Raises:
         FileExistsError: if something exists there.

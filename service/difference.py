@@ -74,15 +74,15 @@ class Pair:
 
     @property
     def alike(self) -> bool:
-        """Whether `a` and `b` are different workloads, which differ only in element types
-        or layouts.
+        """Whether `a` and `b` are different workloads. They then differ only in types or
+        layouts.
         """
         return self.a is not None and self.b is not None and self.a.key != self.b.key
 
     @property
     def counts(self) -> str:
-        """The number of kernels with the workload, as text: `4`, or `4 > 2` if A has 4 and
-        B has 2.
+        """The number of kernels with the workload as text: `4`, or `4 > 2` for 4 in A and 2
+        in B.
         """
         counts = [None if kernel is None else kernel.count for kernel in (self.a, self.b)]
         said = ["-" if count is None else str(count) for count in counts]
@@ -124,8 +124,9 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """A readable name of the workload. Without one: its operators and a shape, or else 12
-        characters of its key.
+        """A readable name of the workload.
+
+        Without one, its operators and a shape, or else 12 characters of its key.
         """
         sides = [kernel for kernel in (self.a, self.b) if kernel]
         names = (*(k.name for k in sides), *(k.description for k in sides), self.either.key[:12])
@@ -176,8 +177,9 @@ class ModelDifference:
 
     @property
     def facts(self) -> list[tuple[str, str, str]]:
-        """Rows (name, text for A, text for B) of a table: the sides' names, differing facts, and
-        times.
+        """Rows (name, text for A, text for B) of a table.
+
+        They have the sides' names, differing facts, and times.
         """
         changed = [
             (name.replace("_", " "), _text(a), _text(b)) for name, (a, b) in self.changed.items()
@@ -244,8 +246,9 @@ def _matched(pairs: Sequence[Pair], identity: Callable[[ComparedKernel], Hashabl
 
 
 def _plain(kernel: ComparedKernel) -> str:
-    """Return a kernel's name without " +cast", so that variants for different element types have
-    the same name.
+    """Return a kernel's name without " +cast".
+
+    Variants for different types then have the same name.
     """
     return kernel.name.replace(" +cast", "")
 
@@ -266,8 +269,9 @@ def knob_changes(
 
 
 def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
-    """Return the facts of a job for a comparison, with the best known time and schedule of
-    each task.
+    """Return the facts of a job for a comparison.
+
+    Each workload has the best known time and schedule of its task.
     """
     known = {
         task.workload_key: ComparedKernel(

@@ -1,5 +1,6 @@
-"""Stores the tokens of the embedded mode, in which one user runs the service from one data
-folder.
+"""Stores the tokens of the embedded mode.
+
+In this mode, one user runs the service from one data folder.
 """
 
 from __future__ import annotations

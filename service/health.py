@@ -20,8 +20,9 @@ check can report its failure."""
 
 
 def main() -> int:
-    """Check the service and its database. Return 0 if both answer; otherwise print the error and
-    return 1.
+    """Check the service and its database.
+
+    Return 0 if both answer; otherwise print the error and return 1.
     """
     settings = Settings()
     scheme = "https" if settings.tls_certificate else "http"

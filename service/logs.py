@@ -13,9 +13,7 @@ from tilewright.service.settings import LogFormat, LogLevel
 
 
 def set_up(level: LogLevel, log_format: LogFormat) -> None:
-    """Configure the logs of this process: structlog, and the `logging` loggers under
-    `tilewright`.
-    """
+    """Configure this process's logs: structlog, and the `logging` loggers under `tilewright`."""
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if log_format == "json"

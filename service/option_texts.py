@@ -65,8 +65,7 @@ def _size(text: str, name: str, size: str) -> int:
 
 
 def parse_sizes(given: Iterable[str] | None) -> dict[str, tuple[int | str, ...]]:
-    """Parse sizes and ranges of dimensions: {"sequence": ("1..512", 128)} for
-    ["sequence=1..512,128"].
+    """Parse sizes and ranges: {"sequence": ("1..512", 128)} for ["sequence=1..512,128"].
 
     Raises:
         OptionError: if a text is malformed, or a dimension has different sizes in two texts.
@@ -94,8 +93,7 @@ def parse_sizes(given: Iterable[str] | None) -> dict[str, tuple[int | str, ...]]
 
 
 def size_texts(sizes: Mapping[str, int | str | Sequence[int | str]]) -> list[str]:
-    """Format sizes and ranges of dimensions: ["sequence=128,1..512@8"] for {"sequence":
-    ("1..512@8", 128)}.
+    """Format sizes and ranges: ["sequence=128,1..512@8"] for {"sequence": ("1..512@8", 128)}.
 
     Of each dimension, a range with size hints comes last, because hints end a text.
     """

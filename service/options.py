@@ -171,8 +171,7 @@ def stated_words(stated: Mapping[str, Any]) -> list[str]:
 
 
 def of_earlier_releases(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the stored options of a job, so that this release accepts the options of earlier
-    releases.
+    """Convert the stored options of a job from an earlier release, so that they are valid now.
 
     Options that are null are left out, which selects the default. A budget limit that only earlier
     releases accepted becomes the nearest bound. All other values are returned unchanged and
@@ -264,7 +263,7 @@ class ModeOptions(JsonValue):
         return cls.from_json({n: v for n, v in mode.to_json().items() if n in cls.__slots__})
 
     def mode(self, target: Target, **more: Any) -> Mode:
-        """Return the mode with these options for a target; `more` has the mode's remaining
+        """Return the mode with these options for a target. `more` has the mode's remaining
         fields.
         """
         from tilewright.compiler.mode import Mode
@@ -300,8 +299,9 @@ accepted any positive time, and any `stop_gain` below 1."""
 @_with_form("job budget")
 @dataclass(frozen=True, slots=True)
 class JobBudget(JsonValue):
-    """The limits of a job, which ends at the first one that it reaches, and the settings of its
-    search.
+    """The limits of a job and the settings of its search.
+
+    The job ends at the first limit that it reaches.
     """
 
     trials: Annotated[
@@ -426,8 +426,9 @@ class JobOptions(JobBudget):
 @_with_form("queue options")
 @dataclass(frozen=True, slots=True)
 class QueueOptions(JsonValue):
-    """The options that decide when a queued job runs: its priority, and its longest wait
-    for a worker.
+    """The options that decide when a queued job runs.
+
+    They are its priority and its longest wait for a worker.
     """
 
     priority: Annotated[

@@ -24,8 +24,9 @@ def default_data_folder() -> Path:
 
 
 class Settings(BaseSettings):
-    """The settings of the service and the client. An environment variable overrides each
-    default.
+    """The settings of the service and the client.
+
+    An environment variable overrides each default.
     """
 
     model_config = SettingsConfigDict(

@@ -42,8 +42,9 @@ class SigningKey:
 
 
 def signing_key(path: Path) -> SigningKey:
-    """Read the private key in a file. If the file is missing, create it with a new key and mode
-    0600.
+    """Read the private key in a file.
+
+    If the file is missing, create it with a new key and mode 0600.
 
     Raises:
         StorageError: if the file cannot be read or written, or does not contain an Ed25519 key.

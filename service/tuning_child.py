@@ -19,10 +19,10 @@ from pathlib import Path
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run a command, and exit with its status. `arguments` are PARENT, FOLDER and the command's
-    words.
+    """Run a command, and exit with its status.
 
-    If the parent process ends first, remove FOLDER and end this process.
+    `arguments` are PARENT, FOLDER and the command's words. If the parent process ends first, remove
+    FOLDER and end this process.
     """
     parent, folder, *words = arguments
     watch = threading.Thread(target=_watch, args=(int(parent), Path(folder)), daemon=True)

@@ -156,8 +156,7 @@ def _validation(error: Exception) -> str:
 
 
 def _given(error: TyperException) -> str:
-    """Return ", not 'VALUE'", the end of a usage error's message, with the value that the user
-    typed.
+    """Return ", not 'VALUE'", the end of a usage error's message. VALUE is what the user typed.
 
     Return "" if the error is not about the type or the limits of a value.
     """

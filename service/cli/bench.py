@@ -212,10 +212,9 @@ def _race(
 
 
 def _table(rows: Sequence[_Row]) -> Table:
-    """Return a table with a row per engine and size, and a column with the speed-up over the other
-    engine.
+    """Return a table with a row per engine and size.
 
-    Without another engine, the table has no such column.
+    If another engine was timed, a column has the speed-up over it.
     """
     from tilewright.service.show.console import rich_table
     from tilewright.service.show.table import CellKind, Column, table

@@ -93,8 +93,7 @@ TimingsOption = Annotated[
 
 
 def check_printing(as_json: bool, dump_after: list[str] | None) -> None:
-    """Check that a command does not have both `--json` and `--dump-after`, which print to one
-    stream.
+    """Check that a command does not have both `--json` and `--dump-after`.
 
     Raises UserError otherwise.
     """
@@ -148,8 +147,9 @@ def existing_path(path: Path) -> Path:
 
 @contextmanager
 def connect(server: str | None, token: str | None) -> Iterator[Client]:
-    """Yield a client of the service at the URL `server`. None selects the URL or token of the
-    settings.
+    """Yield a client of the service at the URL `server`.
+
+    None selects the URL or token of the settings.
 
     Raises:
         UserError: if the URL is empty or invalid.

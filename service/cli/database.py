@@ -120,8 +120,9 @@ def migrate(as_json: JsonOption = False) -> None:
 
 @contextmanager
 def _opened() -> Iterator[tuple[sa.Engine, BlobBytes]]:
-    """Yield the engine of the configured database, and its blob store, without migrating the
-    schema.
+    """Yield the engine of the configured database and its blob store.
+
+    The schema is not migrated.
     """
     from tilewright.db.engine import open_engine
     from tilewright.db.storage import open_place

@@ -72,9 +72,7 @@ def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> Rendera
 
 
 def _facts_at(report: ModelReport, kernel: KernelReport) -> list[tuple[str, str]]:
-    """Return the facts about a kernel that depend on the sizes of a report, as (name, text)
-    pairs.
-    """
+    """Return (name, text) pairs: the facts about a kernel that depend on a report's sizes."""
     share = report.share(kernel)
     lines = [
         ("operations", _operations(kernel)),

@@ -84,10 +84,9 @@ def sampled_hints(
 
 
 def upload_samples(client: Client, given: GivenInputs) -> list[str]:
-    """Upload the samples as one file. Return a list with the file's digest, the value of the job
-    option `samples`.
+    """Upload the samples as one file. Return a list with the file's digest.
 
-    The list is empty without samples.
+    The list is the value of the job option `samples`. It is empty without samples.
     """
     from tilewright.service.arrays import save_arrays
 

@@ -15,8 +15,7 @@ from tilewright.service.show.units import percent, quantity, size
 
 
 def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableType:
-    """Return a printable summary of a model: facts such as its parameters, and a table of
-    workloads.
+    """Return a printable summary of a model: its facts, and a table of its workloads.
 
     `names` has the name of each workload by its workload key; workloads without a name show their
     operators.

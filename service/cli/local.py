@@ -418,8 +418,9 @@ def known_facts(known: KnownModel | None) -> list[dict[str, Any]]:
 
 
 def tell_served(known: KnownModel | None) -> None:
-    """Print which schedules a compiled model uses, and why; print nothing for an artifact
-    (None).
+    """Print which schedules a compiled model uses, and why.
+
+    Print nothing for an artifact (None).
     """
     if known is None:
         return

@@ -31,8 +31,7 @@ LEGEND = (
 
 
 def report_view(report: QuantizeReport) -> RenderableType:
-    """Return a printable report: the method, the outputs' accuracy, the slowest parts and the
-    times.
+    """Return a printable report: the method, the accuracy, the slowest parts and the times.
 
     A part is a group of layers that are timed together, because they share kernels.
     """

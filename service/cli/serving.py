@@ -120,8 +120,7 @@ def serve(
 
 
 def _server_settings(as_json: bool, **options: object) -> Settings:
-    """Return the settings with changes from the command line, and set up the log of a server
-    process.
+    """Return the settings with changes from the command line, and set up the server's log.
 
     Unlike other commands, a server process uses the log level of the settings. `options` are new
     values by setting; None keeps a setting.
@@ -136,9 +135,7 @@ def _server_settings(as_json: bool, **options: object) -> Settings:
 
 
 def _printing_options(as_json: bool) -> list[str]:
-    """Return the output options of this command, such as ["--quiet", "--json"], to pass them on to
-    a child process.
-    """
+    """Return this command's output options for a child process, such as ["--quiet", "--json"]."""
     return [*filter(None, [verbosity().value]), *["--json"] * as_json]
 
 
@@ -190,8 +187,7 @@ def url_host(host: str) -> str:
 
 
 def _local_worker(settings: Settings, port: int) -> list[str]:
-    """Return the arguments of `server worker` that connect it to the service on this port, without
-    TLS.
+    """Return the arguments of `server worker` for the service on this port, without TLS.
 
     The worker's spool is in the service's data folder, so that no other worker of this user shares
     it.
@@ -216,8 +212,7 @@ def _local_worker(settings: Settings, port: int) -> list[str]:
 
 
 class Supervised:
-    """Runs `tilewright server COMMAND` in a child process, and restarts the process whenever it
-    ends.
+    """Runs `tilewright server COMMAND` in a child process, and restarts it whenever it ends.
 
     Args:
         command: `tuner` or `worker`.
@@ -249,8 +244,9 @@ class Supervised:
                 self._process = self._start()
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM to the child process, and do not restart it. Returns before the process has
-        ended.
+        """Send SIGTERM to the child process, and do not restart it.
+
+        Returns before the process has ended.
         """
         self._stopping.set()
         self._thread.join()

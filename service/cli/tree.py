@@ -201,9 +201,7 @@ class Root(TyperGroup):
 
 
 def similar(word: str) -> list[str]:
-    """Return commands whose last word is similar to `word`: ["tilewright job submit"] for
-    "submti".
-    """
+    """Return commands whose last word is similar: ["tilewright job submit"] for "submti"."""
     endings: defaultdict[str, list[str]] = defaultdict(list)
     for path in dict.fromkeys((*TREE, *paths())):
         endings[path.rpartition(" ")[2]].append(f"tilewright {path}")

@@ -27,8 +27,7 @@ from tilewright.tuner.events import Event
 
 
 class LineWatcher(JobWatcher):
-    """Prints the progress of `tilewright tune`: an updated line on a terminal, else a line per
-    phase.
+    """Prints the progress of `tilewright tune`: an updated line, or a line per phase in a pipe.
 
     During tuning, Ctrl-C ends only the tuning; before and afterwards, it ends the program. The
     results are printed when tuning ends and before the artifact is built, because the build may

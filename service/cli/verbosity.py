@@ -40,9 +40,7 @@ def verbosity() -> Verbosity:
 
 
 def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options `--quiet` and `--verbose` to a command, and set `verbosity()` while
-    it runs.
-    """
+    """Add `--quiet` and `--verbose` to a command, which set `verbosity()` while it runs."""
     signature = inspect.signature(command, eval_str=True)
     options = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=annotation)

@@ -68,8 +68,9 @@ def sizes_note(names: Sequence[str]) -> str:
 
 
 def task_table(tasks: Sequence[TaskView]) -> Table:
-    """Return a table of tasks. The task that takes most time in one run of the model comes
-    first.
+    """Return a table of tasks.
+
+    The task that takes most time in one run of the model comes first.
     """
     lines = sorted(task_lines(tasks), key=lambda line: -_cost(line.task))
     return rich_table(table(task_columns.TERMINAL, lines))
@@ -108,8 +109,9 @@ def worker_table(listed: Sequence[WorkerView]) -> Table:
 
 
 def selected_line(selected: SelectedSchedules) -> str:
-    """Return a line on the schedules of a model: how many workloads have a record, and whether
-    tuned or default schedules are used, with the reason.
+    """Return a line on a model's schedules: which are used, and why.
+
+    It states how many workloads have a record.
     """
     known = known_text(selected.known, selected.workloads, selected.related)
     if not (selected.known or selected.related):

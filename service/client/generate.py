@@ -47,9 +47,7 @@ def write_blocking(folder: Path = BLOCKING) -> None:
 
 
 def blocking_text(path: Path) -> str:
-    """Return the source of the blocking module that is generated from a module of
-    `asynchronous/`.
-    """
+    """Return the source of the blocking module for a module of `asynchronous/`."""
     if path.name == "__init__.py":
         return '"""The blocking client, generated from `asynchronous/`."""\n'
     note = f"# Generated from asynchronous/{path.name} by generate.py: change the source instead."

@@ -12,8 +12,7 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 5.0
 
 
 class Retries:
-    """Computes the pauses between the attempts of one call, and ends the attempts after a time
-    limit.
+    """Computes the pauses between attempts of one call. Ends the attempts after a time limit.
 
     Each pause is twice the previous one, shortened at random so that many clients do not return at
     the same moment. `pause` raises the error once `patience_seconds` have passed since the first

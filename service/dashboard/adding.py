@@ -40,8 +40,9 @@ def browsers_measure_here(server: str) -> bool:
 
 
 def worker_command(server: str, secret: str, name: str) -> str:
-    """Return shell commands that store the token in a file with mode 0600, and start a
-    worker with it.
+    """Return shell commands that store the token and start a worker with it.
+
+    The token's file has mode 0600.
     """
     where, called = shlex.quote(server), shlex.quote(name)
     return (

@@ -82,8 +82,9 @@ def create_dashboard(service: FastAPI) -> FastAPI:
 
 @cache
 def _routes() -> Sequence[BaseRoute]:
-    """Return the routes of all pages. They are built once per process and shared by all
-    applications.
+    """Return the routes of all pages.
+
+    They are built once per process and shared by all applications.
     """
     whole = APIRouter()
     for router in ROUTERS:

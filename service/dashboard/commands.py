@@ -15,9 +15,7 @@ from tilewright.service.show.text import one_sentence
 
 
 def job_commands(job: JobView, server: str) -> list[tuple[str, str]]:
-    """Return (purpose, command line) pairs for a job: follow it, submit it again, fetch its
-    artifact.
-    """
+    """Return (purpose, command line) pairs that follow a job, repeat it, or fetch its artifact."""
     where = f"--server {shlex.quote(server)}"
     watch = f"tilewright job watch {job.id} {where}"
     listed = [("follow it", watch)]

@@ -79,8 +79,9 @@ def _side(
 
 
 def _ordered(jobs: list[JobView], chosen: JobView | None) -> list[JobView]:
-    """Return the jobs, the newest first. Jobs with the same model as `chosen` come before
-    all others.
+    """Return the jobs, the newest first.
+
+    Jobs with the same model as `chosen` come before all others.
     """
     digest = chosen.model if chosen is not None else ""
     return sorted(jobs, key=lambda job: (job.model != digest, -job.created_at))

@@ -1,6 +1,4 @@
-"""Pages of devices: workers, the condition of their devices, and buttons that drain or
-resume them.
-"""
+"""Pages of devices: workers, their condition, and buttons that drain or resume them."""
 
 from __future__ import annotations
 
@@ -42,8 +40,9 @@ def devices(
     pages: PagesDep,
     gone: bool = False,
 ) -> Response:
-    """Show the workers and their devices. Workers that have left are shown only if `gone`
-    is true.
+    """Show the workers and their devices.
+
+    Workers that have left are shown only if `gone` is true.
     """
     found, now = routes.list_workers(storage, token, pages), storage.clock()
     return page(

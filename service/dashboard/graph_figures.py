@@ -1,6 +1,4 @@
-"""The drawing of a model's graph: boxes for steps, coloured by time, precision or layout,
-and edges.
-"""
+"""The drawing of a model's graph: edges, and boxes coloured by time, precision or layout."""
 
 from __future__ import annotations
 
@@ -171,8 +169,9 @@ def _box(
 
 
 def _path(points: Sequence[Point]) -> str:
-    """Return a smooth SVG path through the points of an edge. Its tangent is vertical at
-    each point.
+    """Return a smooth SVG path through the points of an edge.
+
+    Its tangent is vertical at each point.
     """
     if not points:
         return ""

@@ -82,9 +82,7 @@ async def step(
     limiter: LimiterDep,
     token: Reader,
 ) -> Response:
-    """Show one step of the graph: its computation, and the ONNX nodes that it was generated
-    from.
-    """
+    """Show one step of the graph: its computation, and the ONNX nodes behind it."""
     question = await run_in_threadpool(graphs.graph_question, job_id, storage, token)
     found = await counted_answer(question, planning, limiter)
     if number >= len(found.steps):

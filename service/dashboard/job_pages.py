@@ -118,8 +118,9 @@ async def job_events(
     notifier: NotifierDep,
     after: Annotated[int, Query(ge=0, le=event_routes.LAST_EVENT)] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Stream the job's events as server-sent events. A final event `end` ends the page's
-    subscription.
+    """Stream the job's events as server-sent events.
+
+    A final event `end` ends the page's subscription.
     """
     last = request.headers.get("last-event-id")
     async for event in event_routes.job_events(request, job, storage, notifier, last, after):

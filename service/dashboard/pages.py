@@ -82,9 +82,7 @@ def first_page(request: Request, limit: int) -> tuple[Pages, Response]:
 
 
 def has_more(response: Response) -> bool:
-    """Return whether a list has another page, according to the headers that the REST route
-    has set.
-    """
+    """Return whether a list has another page, from the headers that the REST route has set."""
     return NEXT_TOKEN in response.headers
 
 
@@ -100,9 +98,7 @@ def next_link(request: Request, response: Response) -> str:
 
 
 def address_of(request: Request) -> str:
-    """Return the request's path and query, with which the page later reloads its changing
-    sections.
-    """
+    """Return the path and query of a request. A page reloads its changing sections from there."""
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 

@@ -1,6 +1,4 @@
-"""Pages of records: number of tuned workloads by operator and target, single records,
-export, import.
-"""
+"""Pages of records: coverage by operator and target, single records, export and import."""
 
 from __future__ import annotations
 
@@ -97,8 +95,9 @@ def export(
     token: Reader,
     target: routes.TargetQuery = None,
 ) -> Response:
-    """Return a download with the served records of one target, or of all targets, as signed JSON
-    lines.
+    """Return served records as a download of signed JSON lines.
+
+    `target` selects one target; None selects all.
     """
     answer = routes.export(storage, settings, token, target=target or None)
     answer.headers["Content-Disposition"] = 'attachment; filename="records.jsonl"'

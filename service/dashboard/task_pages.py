@@ -71,9 +71,7 @@ async def code(
     limiter: LimiterDep,
     token: Reader,
 ) -> Response:
-    """Return the code of the task's best schedule and of its untuned schedule, side by
-    side, as HTML.
-    """
+    """Return the code of the task's best and untuned schedules, side by side, as HTML."""
     found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
     parts = await _code(found, storage, planning, limiter)
     return await run_in_threadpool(page, request, "task_code.html", **parts)

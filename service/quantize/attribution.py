@@ -86,8 +86,7 @@ def attribute(
     before: Timed | None,
     after: Timed | None,
 ) -> Attribution:
-    """Group layers into parts, which share no kernel with each other in either model, and time the
-    parts.
+    """Group layers that share kernels, in either model, into parts, and time the parts.
 
     If `before` or `after` is None, each layer is a part, and its times are unknown.
 
@@ -156,9 +155,7 @@ def _layers(timed: Timed, made: Iterable[str]) -> Indices:
 
 
 def _made(plan: GraphPlan, step: KernelStep) -> Iterable[str]:
-    """Yield the values that a kernel computes: its output, and values that stay inside the
-    kernel.
-    """
+    """Yield the values that a kernel computes: its output, and values inside the kernel."""
     inputs = set(step.inputs)
     seen = {step.output}
     pending = [step.output]
@@ -174,8 +171,7 @@ def _made(plan: GraphPlan, step: KernelStep) -> Iterable[str]:
 def _totals(
     kernels: Iterable[tuple[Indices, float]], groups: _Groups
 ) -> Mapping[int | None, float]:
-    """Return the total seconds of the kernels of each part, by the position of the part's first
-    layer.
+    """Return the total seconds of each part, by the position of the part's first layer.
 
     The key None has the seconds of kernels that belong to no layer.
     """

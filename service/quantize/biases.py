@@ -17,8 +17,7 @@ from tilewright.service.quantize.names import fresh
 
 
 def expand_biases(graph: onnx.GraphProto) -> None:
-    """Rewrite Gemm nodes with constant weights so that each constant bias has the shape
-    (channels,).
+    """Expand each constant bias of a Gemm with constant weights to the shape (channels,).
 
     A bias with several rows becomes a separate Add node.
 

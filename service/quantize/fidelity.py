@@ -1,5 +1,6 @@
-"""Measures how far arrays deviate from expected arrays, with sums that can be added over
-samples.
+"""Measures how far arrays deviate from expected arrays.
+
+The measures are sums, which can be added over samples.
 """
 
 from __future__ import annotations
@@ -82,9 +83,7 @@ class Fidelity:
 
     @property
     def cosine(self) -> float:
-        """The cosine similarity of both arrays: 1 if all values are equal, NaN if it is
-        undefined.
-        """
+        """The cosine similarity of both arrays: 1 for equal arrays, NaN if undefined."""
         if self.noise == 0.0:
             return 1.0
         length = math.sqrt(self.signal) * math.sqrt(self.power)

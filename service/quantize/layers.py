@@ -127,10 +127,10 @@ class Owners:
         }
 
     def makers(self, value: str) -> frozenset[int]:
-        """Return the layer that computes a value, as a set; the set is empty if no layer computes
-        it.
+        """Return the layer that computes a value, as a set.
 
-        A rounded copy of a value (after QuantizeLinear or DequantizeLinear) counts as the value.
+        The set is empty if no layer computes it. A rounded copy of a value (after QuantizeLinear or
+        DequantizeLinear) counts as the value.
         """
         while value not in self._known:
             node = self._wiring.producers.get(value)

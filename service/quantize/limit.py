@@ -1,6 +1,4 @@
-"""Parses the option `--max-loss`, the largest allowed loss of accuracy, and checks models
-against it.
-"""
+"""Parses `--max-loss`, the largest allowed loss of accuracy, and checks models against it."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from tilewright.service.quantize.fidelity import Outputs
 
 @dataclass(frozen=True, slots=True)
 class LeastSqnr:
-    """The limit that every output has at least this signal-to-quantisation-noise ratio, in
-    decibels.
-    """
+    """A lower limit of the signal-to-quantisation-noise ratio of each output, in decibels."""
 
     decibels: float
 
@@ -27,7 +23,7 @@ class LeastSqnr:
 
 @dataclass(frozen=True, slots=True)
 class MostChanged:
-    """The limit that at most this fraction of rows, from 0 to 1, changes its top-1 class."""
+    """An upper limit of the fraction of rows, from 0 to 1, whose top-1 class changes."""
 
     share: float
 

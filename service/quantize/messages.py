@@ -17,8 +17,9 @@ _THEIRS = ("root", "onnxruntime")
 
 
 class _Forwarder(logging.Handler):
-    """A log handler that collects onnxruntime's records in `lines`, and passes others to
-    `handlers`.
+    """A log handler that collects onnxruntime's records in `lines`.
+
+    It passes all other records to `handlers`.
     """
 
     def __init__(self, handlers: Sequence[logging.Handler]) -> None:

@@ -89,8 +89,9 @@ class DynamicInt8:
 
 @dataclass(frozen=True, slots=True)
 class Int4:
-    """The int4 method: weights of 4 bits with a scale per block of weights. All else stays in
-    float32.
+    """The int4 method: weights of 4 bits with a scale per block of weights.
+
+    All else stays in float32.
 
     Attributes:
         block: the number of weights per block, along the reduction dimension.
@@ -450,8 +451,9 @@ def _separate_initializers(model: onnx.ModelProto) -> None:
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:
-    """Give each node a unique name, also in bodies. Nodes to keep in float32 are selected
-    by name.
+    """Give each node a unique name, also in bodies.
+
+    Nodes to keep in float32 are selected by name.
     """
     taken: set[str] = set()
     for node in (node for one in graphs(graph) for node in one.node):
@@ -460,9 +462,7 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
 
 
 def tensor_names(graph: onnx.GraphProto) -> frozenset[str]:
-    """Return the names of a graph's values: inputs, initializers, and inputs and outputs of
-    nodes.
-    """
+    """Return the names of a graph's values: inputs, initializers, and node inputs and outputs."""
     names = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         names.update(reads(node))

@@ -38,8 +38,9 @@ def temporary_names(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def rename(graph: onnx.GraphProto, to: Mapping[str, str]) -> None:
-    """Rename nodes and values of a graph and its bodies in place, from the keys of `to` to
-    its values.
+    """Rename nodes and values of a graph and its bodies in place.
+
+    `to` has the new names by old name.
     """
     for one in graphs(graph):
         for node in one.node:
@@ -51,9 +52,7 @@ def rename(graph: onnx.GraphProto, to: Mapping[str, str]) -> None:
 
 
 def fresh(base: str, taken: Collection[str]) -> str:
-    """Return an unused name: `base`, with as many underscores appended as needed to differ from
-    `taken`.
-    """
+    """Return a name that is not in `taken`: `base` with zero or more underscores appended."""
     while base in taken:
         base += "_"
     return base

@@ -14,8 +14,9 @@ from tilewright.service.quantize.samples import Samples, model_inputs, random_sa
 
 
 def random_samples_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
-    """Generate random samples of a model's inputs. Random indices are within the bounds of their
-    tables.
+    """Generate random samples of a model's inputs.
+
+    Random indices are within the bounds of their tables.
 
     Args:
         model: the ONNX file.

@@ -79,8 +79,9 @@ class FloatOutputs:
         )
 
     def compare(self, executable: Model, more: Mapping[str, Array] | None = None) -> Outputs:
-        """Run another model on the same samples. Return the deviation of its outputs, summed over
-        samples.
+        """Run another model on the same samples.
+
+        Return the deviation of its outputs, summed over samples.
 
         Args:
             executable: the other model.
@@ -107,8 +108,9 @@ def _outputs(executable: Model, sample: InputArrays) -> Sequence[Array]:
 
 
 def _names(executable: Model) -> tuple[str, ...]:
-    """Return the names of a model's output arrays; an output that is a list has a name per
-    element.
+    """Return the names of a model's output arrays.
+
+    An output that is a list has a name per element.
     """
     return tuple(port.name for port in executable.outputs)
 

@@ -255,8 +255,7 @@ def _load(path: Path) -> Mapping[str, Array]:
 def _numbered(
     where: str, arrays: Mapping[str, Array], inputs: Collection[str]
 ) -> Iterator[tuple[str, Mapping[str, Array]]]:
-    """Split the arrays of a file into numbered samples, by the prefix of their names, as in
-    `0/NAME`.
+    """Split the arrays of a file into numbered samples, by name prefixes as in `0/NAME`.
 
     Yields (name of the sample for messages, arrays by input name). A file without numbers is one
     sample.

@@ -73,9 +73,7 @@ def switched_model(
 
 
 class _Switches:
-    """The changes to a quantised graph that make it switchable: new nodes, constants and renamed
-    values.
-    """
+    """The changes that make a quantised graph switchable: new nodes, constants and names."""
 
     def __init__(
         self, layers: Sequence[Layer], parts: Sequence[ModelPart], graph: onnx.GraphProto
@@ -96,8 +94,9 @@ class _Switches:
         self._read = as_read(graph, (v for v in self._touching if v in self._there))
 
     def choose_layers(self, model: onnx.GraphProto) -> None:
-        """Add a float32 copy of each layer, and nodes that select the copy's values by the part's
-        flag.
+        """Add a float32 copy of each layer.
+
+        New nodes select its values by the flag of the layer's part.
         """
         weights = {tensor.name: tensor for tensor in model.initializer}
         for node in model.node:
@@ -136,8 +135,7 @@ class _Switches:
             self._choose(first, value, rounded)
 
     def _choose(self, condition: str, other: str, value: str) -> None:
-        """Add a node that computes `value` as `other` if `condition` is true, and as before
-        otherwise.
+        """Add a node that sets `value` to `other` in runs in which `condition` is true.
 
         The node that computed `value` now writes a renamed value.
         """
@@ -146,9 +144,7 @@ class _Switches:
         self.nodes.append(helper.make_node("Where", inputs, [value], f"{value}.chosen"))
 
     def _of_float(self, value: str) -> str:
-        """Return the value that the float32 copy of a layer reads for an input of the
-        original layer.
-        """
+        """Return the value that a layer's float32 copy reads for an input of the layer."""
         if not value or value in self._there:
             return self._read.get(value, value)
         return f"{value}.float"

@@ -145,8 +145,9 @@ class Chart:
         return [(x, y, p) for x, y, p in places if x is not None and y is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the chart as JSON data for the dashboard's script. Series without points are left
-        out.
+        """Return the chart as JSON data for the dashboard's script.
+
+        Series without points are left out.
         """
         return {
             "x": _axis(self.x),
@@ -185,8 +186,9 @@ class Chart:
 
     @property
     def table(self) -> Table:
-        """The points of the chart as a table. Of many points, it has at most `MOST_ROWS`, evenly
-        spaced.
+        """The points of the chart as a table.
+
+        Of many points, it has at most `MOST_ROWS`, evenly spaced.
         """
         places = [(s.name, *place) for s in self.series for place in self.drawn(s)]
         columns: tuple[Column[tuple[str, float, float, ChartPoint]], ...] = (

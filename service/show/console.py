@@ -63,8 +63,9 @@ def rich_facts(facts: Iterable[tuple[str, str]]) -> RichTable:
 
 @cache
 def _console_class() -> type[Console]:
-    """Return the class of safe consoles. It is defined at the first call, because rich is slow to
-    import.
+    """Return the class of safe consoles.
+
+    It is defined at the first call, because rich is slow to import.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment

@@ -19,9 +19,7 @@ from tilewright.tuner.forecast import Forecast
 
 
 def event_text(kind: str, data: Mapping[str, Any]) -> str:
-    """Return a text for an event of a job: "running", "failed: no memory", "conv 3x3:
-    tuned, 12.3 us".
-    """
+    """Return a text for an event of a job, such as "running" or "conv 3x3: tuned, 12.3 us"."""
     if kind == "task":
         seconds = microseconds(data.get("best_seconds"))
         return f"{data.get('name', 'a task')}: {data.get('status', 'done')}, {seconds} us"
@@ -31,8 +29,7 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
 
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
-    """Return a line that states whether tuned or default schedules are used, and the measured
-    speed-up.
+    """Return a line that states whether tuned or default schedules are used, and the speed-up.
 
     `verdict` is the result of the end-to-end comparison as JSON data. The speed-up is that of the
     tuned program over the untuned one.
@@ -154,8 +151,11 @@ def kernels_text(untuned: float | None, tuned: float | None) -> str:
 
 
 def latency_text(latency: Mapping[str, Any]) -> str:
-    """Return the latency of a run: "latency: 2.1 ms before, 1.9 ms after (1.8 to 2.0) at
-    batch=1".
+    """Return a line with the latency of a run before and after tuning.
+
+    An example is "latency: 2.1 ms before, 1.9 ms after (1.8 to 2.0) at batch=1". The parentheses
+    contain the confidence interval of the latency after tuning. If default schedules are used,
+    there is only one latency.
     """
     before, low = milliseconds(latency["before_seconds"]), latency.get("low_seconds")
     at = _at(latency)

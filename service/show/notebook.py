@@ -30,8 +30,9 @@ DOT = "fill='#2a78d6' fill-opacity='0.6'"
 
 
 def table(described: Table) -> str:
-    """Return a table as HTML with at most `MOST_ROWS` rows. A line below it counts the
-    omitted rows.
+    """Return a table as HTML with at most `MOST_ROWS` rows.
+
+    A line below it counts the omitted rows.
     """
     columns = described.columns
     head = "".join(_cell("th", column.title, column) for column in columns)
@@ -84,8 +85,9 @@ def chart(described: Chart) -> str:
 
 
 def listing(title: str, text: str) -> str:
-    """Return a long text as HTML that is collapsed below its title. It has at most
-    `MOST_LINES` lines.
+    """Return a long text as HTML that is collapsed below its title.
+
+    It has at most `MOST_LINES` lines.
     """
     lines = text.splitlines()
     shown = [_text_of_line(line) for line in lines[:MOST_LINES]]

@@ -86,8 +86,9 @@ class LiveLine:
 
 
 class OnConsole(LiveLine):
-    """A display on a console: a progress bar and a line on a terminal, or a line per phase
-    in a pipe.
+    """A display on a console.
+
+    On a terminal it is a progress bar and a line, and in a pipe a line per phase.
     """
 
     def event(self, event: JobEventView) -> None:
@@ -134,9 +135,7 @@ class InNotebook:
 
 
 def display_for_here() -> Display:
-    """Return the display that suits this process: in a notebook, on a terminal, or silent
-    otherwise.
-    """
+    """Return the display for this process: for a notebook, for a terminal, or silent."""
     if _in_notebook():
         return InNotebook()
     if sys.stderr is not None and sys.stderr.isatty():
@@ -189,8 +188,7 @@ def share_done(progress: ProgressView) -> float:
 
 
 def why(event: JobEventView) -> str | None:
-    """Return the new state of a job and its reason: "waiting for worker: no worker runs the
-    target".
+    """Return the new state of a job and its reason: "waiting for worker: none is connected".
 
     Returns None for events of other kinds, and for state events without a reason.
     """
@@ -209,8 +207,9 @@ def _bar(share: float, line: str) -> Any:
 
 
 def _in_notebook() -> bool:
-    """Return whether this process is the kernel of a Jupyter notebook, unlike IPython in a
-    terminal.
+    """Return whether this process is the kernel of a Jupyter notebook.
+
+    It returns False for IPython in a terminal.
     """
     interactive = sys.modules.get("IPython")
     shell = interactive.get_ipython() if interactive is not None else None

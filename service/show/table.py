@@ -111,8 +111,9 @@ class Table:
 
 
 def table(columns: Sequence[Column[Row]], items: Iterable[Row], title: str = "") -> Table:
-    """Return a table with a row per item. Each column's function `of` computes the cell for
-    an item.
+    """Return a table with a row per item.
+
+    Each column's function `of` computes the cell for an item.
     """
     known = tuple(items)
     rows = tuple(tuple(_cell(column.of(item)) for column in columns) for item in known)

@@ -24,10 +24,10 @@ def one_sentence(text: str, limit: int = LIMIT) -> str:
 
 
 def with_reason(what: str, reason: str | None) -> str:
-    """Return a text and its reason on one line: `cancelled: out of time`. Without a reason, return
-    the text.
+    """Return a text and its reason on one line: `cancelled: out of time`.
 
-    The reason is escaped, because it may contain an untrusted name.
+    Without a reason, return the text. The reason is escaped, because it may contain an untrusted
+    name.
     """
     return f"{what}: {one_sentence(reason)}" if reason else what
 

@@ -65,8 +65,7 @@ def speedup(ratio: float | None) -> str:
 
 
 def speedups(comparison: Mapping[str, Any], baseline: str = "") -> str:
-    """Format a speed-up over a baseline with its confidence interval: `1.05x untuned (1.02x to
-    1.08x)`.
+    """Format a speed-up with its confidence interval: `1.05x untuned (1.02x to 1.08x)`.
 
     Args:
         comparison: our time divided by the baseline's time (`ratio`), and the ends `low` and `high`

@@ -92,8 +92,9 @@ class AsyncConnection:
         once: bool = False,
         **options: Any,
     ) -> httpx2.Response:
-        """Send a request, and return the answer. Repeat it after temporary errors, as `Retries`
-        decides.
+        """Send a request, and return the answer.
+
+        Repeat it after temporary errors, as `Retries` decides.
 
         Args:
             content: returns a new body for each attempt.
@@ -134,9 +135,7 @@ class AsyncConnection:
         *,
         most: int | None,
     ) -> list[ViewT]:
-        """Return the first `most` items of a list that the service divides into pages; None
-        for all.
-        """
+        """Return the first `most` items of a paged list; all items if `most` is None."""
         kind = TypeAdapter(list[view])  # type: ignore[valid-type]
         found: list[ViewT] = []
         token: str | None = None
@@ -175,8 +174,9 @@ class AsyncConnection:
             raise self._unreachable(error) from error
 
     async def _download(self, path: str, target: Path) -> None:
-        """Download a file to `target`. A download that breaks off is resumed after the
-        received bytes.
+        """Download a file to `target`.
+
+        A download that breaks off is resumed after the received bytes.
         """
         retries = self._retries()
         with Download(target) as download:

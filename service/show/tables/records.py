@@ -37,8 +37,9 @@ SCHEDULE = RecordColumn(
 
 
 def target(names: Mapping[str, str]) -> RecordColumn:
-    """Return the column with the target of each record. `names` has the target names by
-    target key.
+    """Return the column with the target of each record.
+
+    `names` has the target names by target key.
     """
 
     def text(stored: StoredRecordView) -> str:
@@ -48,8 +49,9 @@ def target(names: Mapping[str, str]) -> RecordColumn:
 
 
 def worker(names: Mapping[str, str]) -> RecordColumn:
-    """Return the column with the worker that measured each record. `names` has the names by
-    worker id.
+    """Return the column with the worker that measured each record.
+
+    `names` has the names by worker id.
     """
     return Column("worker", lambda s: names.get(s.worker, s.worker), CellKind.TEXT)
 
@@ -58,8 +60,9 @@ NOTEBOOK = (NAME, target({}), THREADS, TIME, STATE, ATTESTATION, SCHEDULE)
 
 
 def page(names: Mapping[str, str]) -> tuple[RecordColumn, ...]:
-    """Return the columns of records on the dashboard. `names` has the target names by
-    target key.
+    """Return the columns of records on the dashboard.
+
+    `names` has the target names by target key.
     """
     what = (NAME, STATE, target(names), THREADS, NUMERICS)
     return (*what, TIME, ALGORITHM, ATTESTATION, STORED)

@@ -80,8 +80,9 @@ def cost(task: TaskView, seconds: float | None) -> float:
 
 
 def runs_of(task: TaskView) -> float:
-    """Return how often one run of the model executes the task: its weight divided by its
-    operations.
+    """Return how often one run of the model executes the task.
+
+    This is its weight divided by its operations.
     """
     runs = task.weight / max(1, finite(task.facts.get("flops")) or 0)
     return runs if math.isfinite(runs) and runs > 0.0 else 0.0

@@ -8,8 +8,9 @@ from tilewright.service.show.units import moment
 
 
 def tokens(now: float) -> tuple[Column[TokenView], ...]:
-    """Return the columns of tokens. `now`, in Unix seconds, determines which tokens have
-    expired.
+    """Return the columns of tokens.
+
+    `now`, in Unix seconds, determines which tokens have expired.
     """
 
     def state(token: TokenView) -> Cell:

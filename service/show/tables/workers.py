@@ -36,8 +36,7 @@ def failed_text(trials: Mapping[str, int]) -> str:
 
 
 def failed_kinds(trials: Mapping[str, int]) -> str:
-    """Return the number of a worker's failed trials by kind of failure, the most frequent kind
-    first.
+    """Return the number of a worker's failed trials by kind, the most frequent first.
 
     `trials` has the number of trials by outcome.
     """
@@ -91,8 +90,9 @@ CONDITION = WorkerColumn("device just now", lambda w: condition_text(w.condition
 
 
 def heard(now: float) -> WorkerColumn:
-    """Return the column with the time since each worker's last heartbeat. `now` is in Unix
-    seconds.
+    """Return the column with the time since each worker's last heartbeat.
+
+    `now` is in Unix seconds.
     """
     return Column("heard of", lambda worker: ago(now, worker.last_heartbeat))
 
