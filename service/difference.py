@@ -177,9 +177,9 @@ class ModelDifference:
 
     @property
     def facts(self) -> list[tuple[str, str, str]]:
-        """Rows (name, text for A, text for B) of a table.
+        """Rows (name, text for A, text for B) of a table of both sides' facts.
 
-        They have the sides' names, differing facts, and times.
+        They state the names of the sides, all facts that differ, and the times.
         """
         changed = [
             (name.replace("_", " "), _text(a), _text(b)) for name, (a, b) in self.changed.items()
@@ -248,7 +248,7 @@ def _matched(pairs: Sequence[Pair], identity: Callable[[ComparedKernel], Hashabl
 def _plain(kernel: ComparedKernel) -> str:
     """Return a kernel's name without " +cast".
 
-    Variants for different types then have the same name.
+    Kernels for narrower types have more casts. Without them, the names are comparable.
     """
     return kernel.name.replace(" +cast", "")
 

@@ -66,9 +66,9 @@ def _feeds_at_hints(
     ranges: Mapping[str, int | str],
     given: GivenInputs,
 ) -> list[Feed]:
-    """Return random inputs at the size hints of a model whose programs are compiled per size.
+    """Return random inputs at the size hints of a model with a separate program per size.
 
-    Unlike `_feeds`, it plans the model to find the hints.
+    The hints come from a plan of the model, because no program states them.
     """
     from tilewright.compiler.runtime.ports import sizes_text
     from tilewright.service.jobs.plan.planning import ModelRequest, plan_sizes

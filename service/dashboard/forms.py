@@ -66,7 +66,7 @@ async def form_file(request: Request, name: str) -> bytes:
 
 
 def checked_body(body: type[B], **fields: Any) -> B:
-    """Return a request body of the REST interface with the values of a form.
+    """Return an instance of `body`, a REST request, with the values that a form states.
 
     Raises:
         ApiProblem: 422, which names the first invalid field.

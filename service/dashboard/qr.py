@@ -1,6 +1,7 @@
 """QR codes as SVG paths.
 
-A path needs neither a style nor an image, so a strict content security policy allows it.
+The dashboard's content security policy forbids inline styles and images from other sources. A path
+needs neither.
 """
 
 from __future__ import annotations
