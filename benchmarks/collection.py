@@ -49,8 +49,9 @@ KILLED = "killed: it went on and on"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Result of `tilewright tune` on one model. If the model could not be fetched, `problem` says
-    why.
+    """Result of `tilewright tune` on one model.
+
+    If the model could not be fetched, `problem` says why.
     """
 
     identity: str
@@ -283,9 +284,7 @@ def _waited_seconds() -> float:
 
 
 def limited(memory_gb: float) -> Callable[[], None]:
-    """A `preexec_fn` for `subprocess.Popen` that limits the child's address space to this
-    many GiB.
-    """
+    """A `preexec_fn` for `subprocess.Popen` that limits the child's address space, in GiB."""
 
     def limit() -> None:
         size = int(memory_gb * 2**30)

@@ -89,9 +89,7 @@ class ObservedService:
         return self.fleet.pid(TUNER) if self.fleet.runs(TUNER) else None
 
     def submit(self, file: Path, seconds: float) -> str:
-        """Upload a model, submit a job with a tuning budget of `seconds`, and return the
-        job's id.
-        """
+        """Upload a model, submit a job with a tuning budget of `seconds`, and return its id."""
         digest = self.client.upload(file).digest
         return self.client.submit(JobRequest(model=digest, seconds=seconds)).id
 
@@ -122,9 +120,7 @@ class ObservedService:
         return any(each["event"] in LEFT for each in said)
 
     def broken_promises(self, job_id: str) -> list[str]:
-        """One sentence for each broken guarantee of a job, such as a measurement lost or counted
-        twice.
-        """
+        """One sentence for each broken guarantee of a job, such as a lost measurement."""
         (worker,) = self.storage.workers.list()
         mine = {status.request_id for status in self.storage.leases.of_job(job_id)}
         measured = self.fleet.measured(WORKER)

@@ -188,8 +188,9 @@ Keep = Callable[[str, Any], None]
 def run_models(
     service: ObservedService, chosen: Sequence[Collected], options: argparse.Namespace, keep: Keep
 ) -> None:
-    """Tune the models one after the other; pass the rows and the tuner's memory to the callback
-    `keep`.
+    """Tune the models one after the other.
+
+    The rows and the tuner's memory are passed to the callback `keep`.
     """
     new = first = service.tuner_bytes()
     rows: list[ModelRow] = []

@@ -90,9 +90,7 @@ class Simulator:
         self._command = [str(loader), "--library-path", str(libraries), str(program)]
 
     def cycles(self, instructions: Sequence[str], target: Target) -> float:
-        """Simulated cycles of one iteration of a loop of these assembly instructions, in steady
-        state.
-        """
+        """Simulated cycles of one iteration of a loop of these assembly instructions."""
         short, long = (self._cycles(instructions, target, turns) for turns in (100, 300))
         return (long - short) / 200
 
@@ -170,9 +168,7 @@ def joined(shares: Sequence[Share]) -> float:
 
 
 def page(origin: Origin, shares: Sequence[Share]) -> str:
-    """The report in Markdown: combined shares by algorithm, then the loops that lose most
-    cycles.
-    """
+    """The report in Markdown: combined shares by algorithm, and the loops that lose most cycles."""
     algorithms = sorted({each.algorithm for each in shares})
     cores = list(dict.fromkeys(each.core for each in shares))
     models = list(dict.fromkeys(each.model for each in shares))

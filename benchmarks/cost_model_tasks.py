@@ -160,9 +160,7 @@ def _is_fit(workload: Workload, target: Target) -> bool:
 
 
 def _various(workloads: Sequence[Workload]) -> list[Workload]:
-    """Choose TASKS of the workloads, with as many different combinations of operators as
-    possible.
-    """
+    """Choose TASKS of the workloads, with as many combinations of operators as possible."""
     groups: dict[tuple[str, ...], dict[str, Workload]] = {}
     for workload in workloads:
         groups.setdefault(workload.operators, {}).setdefault(workload_name(workload), workload)

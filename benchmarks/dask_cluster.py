@@ -45,7 +45,7 @@ class Cluster:
         return f"tcp://127.0.0.1:{self.port}"
 
     def scheduler(self) -> subprocess.Popen[bytes]:
-        """Start the scheduler on a free port, and return its process once it accepts
+        """Start the scheduler on a free port, and return its process when it accepts
         connections.
         """
         with socket.socket() as free:

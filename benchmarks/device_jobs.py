@@ -62,8 +62,9 @@ class DeviceJob:
 
     @property
     def right(self) -> bool:
-        """Whether the model was verified, candidates were certified, and the machine measured them
-        all.
+        """Whether the model was verified, and all measurements come from the machine.
+
+        At least one candidate must have been certified.
         """
         agrees = self.error is not None and self.error <= LARGEST_ERROR
         return agrees and self.certified > 0 and not self.elsewhere

@@ -95,10 +95,10 @@ def load_openvino(
 ) -> Run:
     """Load a model in OpenVINO with a fixed precision, float32 by default.
 
-    OpenVINO's own default is bfloat16 on CPUs that support it, which causes errors of several per
-    cent. `instructions` limits the instruction set of oneDNN, such as "AVX2", which computes
-    convolutions and products. A few of OpenVINO's own kernels (means, the last product of some
-    models) ignore it.
+    On CPUs that support bfloat16, OpenVINO would use that by default, with errors of several per
+    cent. `instructions` limits the instruction set of oneDNN, which computes convolutions and
+    matrix products; an example is "AVX2". A few of OpenVINO's own kernels (means, the last product
+    of some models) ignore the limit.
     """
     if instructions:
         os.environ["ONEDNN_MAX_CPU_ISA"] = instructions  # read once, by the first kernel

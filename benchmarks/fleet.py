@@ -98,9 +98,7 @@ class Fleet:
         return ended
 
     def kill(self, name: str) -> None:
-        """Kill one process by SIGKILL without its children, as the kernel does if memory
-        runs out.
-        """
+        """Kill one process by SIGKILL without its children, as an out-of-memory killer does."""
         process = self._running.pop(name)
         assert process.poll() is None, f"{name} ended by itself: {self.log(name).read_text()}"
         process.send_signal(signal.SIGKILL)

@@ -57,9 +57,7 @@ class Generator(Protocol):
 
 
 class OnnxRuntime:
-    """Decoder in ONNX Runtime with IOBinding, by which each cache is both an input and an
-    output.
-    """
+    """Decoder in ONNX Runtime with IOBinding: each cache is bound as both input and output."""
 
     def __init__(self, model: Any, threads: int, reach: Reach) -> None:
         del reach  # its caches have the model's length

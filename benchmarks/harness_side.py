@@ -21,9 +21,7 @@ from tilewright.tuner.protocol.batches import MeasureRequest
 
 
 class Side:
-    """Measures kernels and whole programs with the local device's runner, as a local tuning job
-    does.
-    """
+    """Measures kernels and whole programs on the local device, as a local tuning job does."""
 
     def __init__(self, device: LocalDevice) -> None:
         self._device = device

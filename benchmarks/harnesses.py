@@ -1,5 +1,4 @@
-"""Compare the measuring code ("harness") of two checkouts on kernels and programs, interleaved A B
-B A.
+"""Compare the measuring code (harness) of two checkouts, with measurements interleaved A B B A.
 
 `python -m benchmarks.harnesses --other CHECKOUT` measures with the harness of another checkout (A)
 and with this one's (B). Each has its own process, which runs `benchmarks/harness_side.py` of its
@@ -173,8 +172,7 @@ def kernels(names: Sequence[str], count: int, seed: int) -> list[Task]:
 def requests(
     tasks: Sequence[Task], builder: ProcessBuilder, seed: int
 ) -> list[tuple[str, MeasureRequest, dict[str, bytes]]]:
-    """For each task, build its default and a random schedule, and make a measurement request for
-    each.
+    """Build the default and a random schedule of each task, and make a request to measure each.
 
     Returns the name, the request and its blobs; schedules that fail to build are omitted.
     """

@@ -1,7 +1,7 @@
-"""Simulated malicious workers that report false times, false digests, or results for other workers'
-leases.
+"""Simulated malicious workers.
 
-Each is a thread that uses the worker API of the service with its own token. It measures nothing.
+They report false times, false digests, or results for other workers' leases. Each is a thread that
+uses the worker API of the service with its own token. It measures nothing.
 """
 
 from __future__ import annotations
@@ -106,8 +106,9 @@ class Liar:
             self.statuses[said.status_code] += 1
 
     def _lie_about(self, lease: str, worker: str) -> None:
-        """Try to end, renew or take over another worker's lease, under that worker's id and under
-        its own.
+        """Try to end, renew or take over another worker's lease.
+
+        The requests are sent under the other worker's id and under the liar's own.
         """
         for name in (self.worker_id, worker):
             bodies: dict[str, BODY] = {
@@ -155,9 +156,7 @@ class Liar:
         return honest(request, self.worker_id, 1.5 * least, **{lie: "0" * 64})
 
     def _ran(self, request: RunRequest) -> RunResult:
-        """A forged result: every program is correct, and every challenger is a hundred times
-        faster.
-        """
+        """A forged result: every program is correct, and every challenger 100 times as fast."""
         work = request.work
         result = RunResult(request.request_id, RunStatus.OK, worker=self.worker_id)
         if self.kind is Lie.DIGESTS:
@@ -179,5 +178,7 @@ class Liar:
 
 
 def _changed_nothing(said: BODY) -> bool:
-    """Whether a response says that no lease was released or renewed."""
+    """Whether a response says that no lease was released or renewed, so that a lie had no
+    effect.
+    """
     return not said.get("released", said.get("renewed", True))

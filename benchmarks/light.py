@@ -83,8 +83,9 @@ def _parameter_shapes(graph: Any, initializers: dict[str, Any]) -> dict[str, tup
 
 
 def _parameter_roles(graph: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[str, bool]]:
-    """Map each parameter to its role, and to whether a Gemm stores it transposed, as (outputs,
-    features).
+    """Map each parameter to its role, and to whether a Gemm stores it transposed.
+
+    Transposed means (outputs, features).
     """
     # Some networks reshape a parameter before they use it, a scale of (C,) to (C, 1, 1) say.
     origin = {
@@ -134,9 +135,7 @@ def _expose_logits(graph: Any) -> None:
 
 
 def _replace(field: Any, items: list[Any]) -> None:
-    """Set a repeated protobuf field to copies of `items`, which may be elements of the same
-    field.
-    """
+    """Set a repeated protobuf field to copies of `items`, which may be its own elements."""
     copies = []
     for item in items:
         copy = type(item)()

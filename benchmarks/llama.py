@@ -35,8 +35,9 @@ class _Decoder:
         )
 
     def rotated(self, x: str) -> str:
-        """Apply rotary position embedding along the last axis: x cos + (-second half, first half)
-        sin.
+        """Apply rotary position embedding to the last axis.
+
+        The result is x cos + (-second half, first half) sin.
         """
         writer = self.writer
         first, second = writer.split(x, [self.head // 2] * 2, axis=-1)
@@ -80,8 +81,7 @@ def llama(
     intermediate: int = 5632,
     vocabulary: int = LLAMA_VOCABULARY,
 ) -> Any:
-    """A Llama decoder, by default two layers of TinyLlama's size, that returns logits for every
-    token.
+    """A Llama decoder with logits for every token; by default two layers of TinyLlama's size.
 
     Inputs and outputs are those of `gpt2`; the cache has `cached` heads.
     """

@@ -1,11 +1,10 @@
-"""llama.cpp as an engine: runs the benchmarks' Llama with 4-bit weights (`llama-*-int4*`),
-converted to GGUF.
+"""llama.cpp as an engine that runs the benchmarks' Llama with 4-bit weights.
 
-MatMulNBits with blocks of 32 and without zero points stores the same as Q4_0: per block, a scale
-and 32 numbers minus 8. Both engines therefore multiply the same weights, except that the scales are
-float16 in Q4_0. llama.cpp's rotary embedding rotates adjacent elements, but ONNX models rotate the
-two halves of a head. Therefore the columns of queries and keys, and the cached keys, are reordered.
-The cache is llama.cpp's own, in float16.
+The models `llama-*-int4*` are converted to GGUF. MatMulNBits with blocks of 32 and without zero
+points stores the same as Q4_0: per block, a scale and 32 numbers minus 8. Both engines therefore
+multiply the same weights, except that the scales are float16 in Q4_0. llama.cpp's rotary embedding
+rotates adjacent elements, but ONNX models rotate the two halves of a head. Therefore the columns of
+queries and keys, and the cached keys, are reordered. The cache is llama.cpp's own, in float16.
 
     python -m venv llama
     CMAKE_ARGS=-DGGML_NATIVE=ON llama/bin/pip install llama-cpp-python gguf onnx onnxruntime onnx_ir
@@ -97,7 +96,7 @@ _SILENT = _LOG(lambda level, text, data: None)
 
 
 class LlamaWeights:
-    """Constants of the ONNX model, in the order in which llama.cpp uses them."""
+    """Constants of the ONNX model, in the order in which llama.cpp stores them."""
 
     def __init__(self, model: Any) -> None:
         graph = model.graph
@@ -179,8 +178,9 @@ def q4_0(stored: Array, scales: Array) -> Array:
 
 
 def neighbours(head: int) -> Array:
-    """Permutation from llama.cpp's order of a head's elements to that of ONNX models: i and i +
-    head / 2 are adjacent.
+    """Index array that reorders a head's elements from ONNX models' order to llama.cpp's.
+
+    Elements i and i + head / 2 become adjacent.
     """
     return np.arange(head).reshape(2, head // 2).T.reshape(-1)
 
@@ -225,8 +225,9 @@ class _Decoder:
             raise RuntimeError("llama.cpp does not take the cache")
 
     def outputs(self, tokens: int) -> dict[str, Array]:
-        """The logits of the last `tokens` tokens and the caches, under the names and in the layout
-        of the ONNX model.
+        """The logits of the last `tokens` tokens, and the caches.
+
+        Names and layouts are those of the ONNX model's outputs.
         """
         shape = self._shape
         logits = self._api.llama_get_logits(self._context)

@@ -61,10 +61,7 @@ class Bench:
     tvm: str
 
     def run(self, name: str, engine: Engine, seed: int, budget: Budget) -> Run:
-        """Return the stored run if it had the same budget and did not fail.
-
-        Otherwise make a new run.
-        """
+        """Return the stored run if it has this budget and succeeded, or else make a new run."""
         folder = self._of(name, engine, seed)
 
         def make() -> Run:
@@ -116,9 +113,8 @@ class Bench:
         return report
 
     def raced(self, name: str, runs: Sequence[Run]) -> Raced:
-        """Race the best run of each engine against the other.
-
-        The result is stored, so that it is not repeated.
+        """Race the engines' best runs against each other, or return the stored result of
+        that race.
         """
         ours, theirs = (_best([r for r in runs if r.engine is engine]) for engine in Engine)
         path = self.folder / name / "raced.json"
@@ -163,9 +159,7 @@ def _best(runs: Sequence[Run]) -> Run:
 
 
 def compare(bench: Bench, budgets: Mapping[str, Budget]) -> list[Comparison]:
-    """Make all runs, seed by seed and alternating between the engines, and then race the
-    best ones.
-    """
+    """Make all runs, alternating between the engines, and then race the best ones."""
     runs: dict[str, list[Run]] = {name: [] for name in budgets}
     for seed in range(max(budget.seeds for budget in budgets.values())):
         for name, budget in budgets.items():

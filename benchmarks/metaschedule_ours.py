@@ -33,8 +33,9 @@ from tilewright.tuner.tasks import make_task
 
 
 def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> None:
-    """Tune until one of the budgets is used up, store the results in a database in `folder`, and
-    print every trial.
+    """Tune until one of the budgets is used up, and print every trial.
+
+    The results are stored in a database in `folder`.
     """
     tell("start")
     started = time.time()
@@ -79,12 +80,11 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
 
 
 def timed(stored: Sequence[Trial]) -> list[tuple[float, Trial]]:
-    """Pair each trial of a task, in stored order, with the Unix time in seconds at which its result
-    became known.
+    """Pair each trial of a task with the Unix time in seconds at which its result was known.
 
-    Trials without a time of measurement (such as failed builds) precede the measured trials of
-    their batch. They get the time of the next measured trial, and so do copies of earlier
-    measurements.
+    The trials are in the order of the store. Trials without a time of measurement (such as failed
+    builds) precede the measured trials of their batch. They get the time of the next measured
+    trial, and so do copies of earlier measurements.
     """
     times = [trial.measurement.measured_at for trial in stored]
     following = time.time()

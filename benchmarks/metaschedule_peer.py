@@ -49,12 +49,11 @@ TOO_LATE = "its time was up"
 
 
 class Session:
-    """State shared by builder, runner and report: the clock, and a lock that is held while a batch
-    is processed.
+    """State shared by builder, runner and report.
 
-    TVM has no time budget. At the end of the time, the process exits, but not between building a
-    batch and recording it in the database. The remaining candidates of such a batch fail, and are
-    not counted as trials.
+    It is the clock, and a lock that is held while a batch is processed. TVM has no time budget. At
+    the end of the time, the process exits, but not between building a batch and recording it in the
+    database. The remaining candidates of such a batch fail, and are not counted as trials.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -213,8 +212,9 @@ def load(path: Path) -> tuple[Any, Any, list[Any]]:
 
 
 def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> None:
-    """Tune until one of the budgets is used up, store the results in a database in `folder`, and
-    print every trial.
+    """Tune until one of the budgets is used up, and print every trial.
+
+    The results are stored in a database in `folder`.
     """
     # its cost model guesses by NumPy's generator until it has been trained
     np.random.seed(seed)
@@ -265,9 +265,7 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
 
 
 def time_defaults(path: Path) -> None:
-    """Time every task without a schedule, as TVM's CPU pipeline compiles it, and print the
-    times.
-    """
+    """Time every task without a schedule, as TVM's CPU pipeline compiles it; print the times."""
     tell("start")
     _, target, tasks = load(path)
     tell("tasks", weights=[int(task.weight) for task in tasks])

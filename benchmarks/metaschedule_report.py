@@ -30,7 +30,10 @@ class Axis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One engine's best model time in seconds at a point of an axis: the median over its runs."""
+    """One engine's best model time in seconds at a point of an axis: the median over its runs.
+
+    A point is a number of trials or of seconds.
+    """
 
     seconds: float
     untuned: bool
@@ -77,9 +80,7 @@ class Raced:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All runs of one model, each limited to `seconds` of wall time, and the race of the two best
-    results.
-    """
+    """All runs of one model, each at most `seconds` long, and the race of the two best results."""
 
     model: str
     seconds: float
@@ -95,9 +96,7 @@ class Comparison:
         return None if ours is None or theirs is None else Factor(at, ours, theirs)
 
     def points(self, axis: Axis) -> list[float]:
-        """The points of an axis at which results change: every trial, or the time of every
-        sample.
-        """
+        """The points of an axis at which results change: every trial, or every sample's time."""
         match axis:
             case Axis.TRIALS:
                 return [float(n) for n in range(1, max(len(run.samples) for run in self.runs) + 1)]
@@ -150,8 +149,9 @@ def markdown(
     at_seconds: Sequence[float],
     origin: Origin,
 ) -> str:
-    """The report in Markdown: an overview, tables at the given trials and seconds, and the errors
-    of failed runs.
+    """The report in Markdown: an overview, tables, and the errors of failed runs.
+
+    The tables compare both tuners at the given numbers of trials and of seconds.
     """
     commits = ", ".join(sorted({run.commit for row in rows for run in row.runs}))
     parts = [
@@ -230,9 +230,7 @@ def _table(rows: Sequence[Comparison], axis: Axis, at: Sequence[float]) -> str:
 
 
 def _failures(row: Comparison) -> Iterator[str]:
-    """Yield paragraphs with the last error of TVM's failed candidates, and the errors of aborted
-    runs.
-    """
+    """Yield paragraphs with the last error of TVM's candidates, and the errors of failed runs."""
     theirs = row.of(Engine.TVM)
     errors = [sample.error for run in theirs for sample in run.samples if sample.error]
     if errors:

@@ -36,8 +36,9 @@ class Engine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The number of runs per model, and the limits of each run (trials and seconds, whichever is
-    reached first).
+    """The number of runs per model (`seeds`), and the limits of each run.
+
+    A run ends at the first limit that it reaches.
     """
 
     seeds: int
@@ -215,7 +216,7 @@ def samples_of(lines: Iterable[Mapping[str, Any]]) -> tuple[Sample, ...]:
 def defaults_of(lines: Iterable[Mapping[str, Any]], tasks: int) -> tuple[float | None, ...]:
     """The untuned time of each task from a child's JSON lines.
 
-    The result is None for tasks that it did not report.
+    Tasks that the child did not report have None.
     """
     found: dict[int, float | None] = {
         line["task"]: line["seconds"] for line in lines if line["kind"] == "default"

@@ -36,8 +36,7 @@ disable_warnings = no-data-collected, module-not-measured, no-ctracer
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A recorded test: whether it passed, its processor time in seconds, and the project lines that
-    it executed.
+    """A recorded test, with its processor time in seconds and the lines that it executed.
 
     Processor time, which includes child processes that were waited for, is independent of other
     load on the machine. `lines` maps a path to ranges of consecutive lines, each as (first, last).
@@ -50,8 +49,7 @@ class Recording:
 
 
 class Recorder:
-    """pytest plugin that records the lines which each test executes, also in processes that it
-    starts.
+    """pytest plugin that records the lines which each test and its child processes execute.
 
     Lines that cannot be attributed to one test count for all tests of this recording. These are
     lines of fixtures with a scope wider than a function, and of processes that outlive a test.

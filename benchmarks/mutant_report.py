@@ -48,7 +48,7 @@ class Judged:
 
     @classmethod
     def of(cls, mutant: Mutant, outcome: Outcome) -> Judged:
-        """A mutant with an outcome; all other results have their defaults."""
+        """A `Judged` with the outcome of a mutant; its other fields have their defaults."""
         return cls(mutant.path, mutant.line, mutant.operator, mutant.change, outcome)
 
     def key(self, same_lines: bool) -> tuple[str, int, str, str]:
@@ -64,7 +64,7 @@ class Judged:
 
 
 def write_results(folder: Path, results: dict[str, Any]) -> None:
-    """Write both files to `folder`. Each is replaced atomically."""
+    """Write `mutants.json` and `mutants.md` to `folder`. Each is replaced atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"json": json.dumps(results, indent=1) + "\n", "md": report(results)}
     for suffix, text in texts.items():
@@ -74,9 +74,7 @@ def write_results(folder: Path, results: dict[str, Any]) -> None:
 
 
 def report(results: dict[str, Any]) -> str:
-    """The report in Markdown: a summary, then statistics and survivors of each package's
-    last run.
-    """
+    """The report in Markdown: a summary, then statistics and survivors of each package."""
     lines = [
         "# Mutants",
         "",

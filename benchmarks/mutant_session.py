@@ -102,9 +102,7 @@ class Reply:
 
 
 class Warm:
-    """pytest plugin of a warm session: after collection, it answers requests instead of running the
-    tests.
-    """
+    """pytest plugin of a warm session: it answers requests instead of running the tests."""
 
     def __init__(self, serve: Callable[[Callable[[Request], Reply], Any], None]) -> None:
         self._serve = serve
@@ -165,8 +163,9 @@ class Warm:
 
 
 class Chosen:
-    """pytest plugin that selects the given tests in the given order, and calls `begin` with the
-    index of each.
+    """pytest plugin that runs the given tests in the given order.
+
+    Before each test, it calls `begin` with the test's index.
     """
 
     def __init__(self, tests: Sequence[str], begin: Callable[[int], None]) -> None:
@@ -192,16 +191,14 @@ def fresh(request: Request) -> Reply:
 
 
 def as_imported(path: Path) -> str:
-    """Absolute path of a source file by which Python imports it: through the links in
-    tilewright/.
-    """
+    """Absolute path by which Python imports a source file: through the links in tilewright/."""
     return str(Path("tilewright", path).absolute())
 
 
 def mutated(request: Request, work: Callable[[Callable[[int], None]], int]) -> Reply:
     """Call `work` in a forked process while the request's file contains the mutant.
 
-    Then restore the file.
+    The file is restored afterwards. Then restore the file.
     """
     if not request.path:
         return _forked(request, work)
@@ -241,10 +238,10 @@ def _forked(request: Request, work: Callable[[Callable[[int], None]], int]) -> R
 
 
 def _child(request: Request, work: Callable[[Callable[[int], None]], int], pipe: int) -> None:
-    """Body of the forked process: set limits and redirect the output, call `work`, and exit with
-    its status.
+    """Body of the forked process: call `work` with limits, and exit with its status.
 
-    `work` gets a function that writes the index of the starting test to `pipe`.
+    The process's output goes to a log file. `work` gets a function that writes the index of the
+    starting test to `pipe`.
     """
     code = 70
     end = os._exit  # before coverage puts its own in that place
@@ -303,9 +300,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _end_descendants() -> None:
-    """Kill all descendants of this process, including daemons, which it adopts as their
-    subreaper.
-    """
+    """Kill all descendants of this process, including daemons that it adopted as subreaper."""
     while children := psutil.Process().children(recursive=True):
         for one in children:
             with suppress(psutil.Error):

@@ -44,8 +44,9 @@ class Functions:
         return any(True for _ in self._of(pairs[0][0]))
 
     def swap(self, pairs: list[Pair]) -> None:
-        """Replace the code of a function, and of the existing functions that it created, by the
-        code after the change.
+        """Replace the code of a function by the code after the change.
+
+        This includes existing functions that the function has created.
         """
         for old, new in pairs:
             for function in list(self._of(old)):
@@ -115,9 +116,7 @@ def _same(a: CodeType, b: CodeType) -> bool:
 
 
 def _alike(a: CodeType, b: CodeType) -> bool:
-    """Whether the nested functions of two code objects correspond one to one, with the same free
-    variables.
-    """
+    """Whether two code objects have corresponding nested functions with equal free variables."""
     inner = _inner(a), _inner(b)
     return len(inner[0]) == len(inner[1]) and all(
         x.co_freevars == y.co_freevars and _alike(x, y) for x, y in zip(*inner, strict=True)

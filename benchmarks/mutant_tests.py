@@ -89,10 +89,10 @@ class Recordings:
         ask: Callable[[Request], Reply],
         say: Callable[[str], None],
     ) -> None:
-        """Record the tests in these files or folders that have no recording yet, and let only these
-        tests judge mutants.
+        """Record those tests in these files or folders that have no recording yet.
 
-        `ask` runs a request in a session, and `say` reports progress.
+        From then on, only tests in these files or folders are chosen for mutants. `ask` runs a
+        request in a session, and `say` reports progress.
         """
         self._judges = {test for test in self._tests if test.startswith(tuple(folders))}
         missing = [test for test in self._tests if test in self._judges - self._done]
@@ -108,7 +108,7 @@ class Recordings:
                         say(f"{recording.test} judges nothing: it does not pass\n{tail}")
 
     def dismiss(self, test: str) -> None:
-        """Exclude a test from judging mutants."""
+        """Exclude a test from the tests that are chosen for mutants."""
         self._judges.discard(test)
 
     def choose(self, mutant: Mutant, limit_seconds: float) -> Choice:
@@ -175,8 +175,7 @@ class Recordings:
 
 
 def logical_line(text: str, line: int) -> range:
-    """The range of lines of the statement, or of the head of the compound statement, that contains
-    a line.
+    """The lines of the statement that contains a line, or of its head if it is compound.
 
     Coverage does not record all lines of a multi-line statement: lines that contain only constants
     are never executed separately.

@@ -87,17 +87,17 @@ class Judge:
         self._alone: dict[str, bool] = {}
 
     def record(self, folders: Sequence[str]) -> None:
-        """Record which lines each test in these folders executes, and let only these tests judge
-        mutants.
+        """Record which lines each test in these folders executes.
+
+        From then on, only these tests are run on mutants.
         """
         self._recordings.complete(folders, self._warm.ask, lambda text: print(text, flush=True))
 
     def judge(self, mutant: Mutant, limit_seconds: float) -> Judged:
-        """Run the tests that execute a mutant, at most `limit_seconds` of their recorded processor
-        time.
+        """Run the tests that execute a mutant, at most `limit_seconds` of processor time.
 
-        If a test fails, but also fails alone on the unchanged project, it is excluded and the
-        mutant is tested again.
+        The limit applies to their recorded times. If a test fails, but also fails alone on the
+        unchanged project, it is excluded and the mutant is tested again.
         """
         one = Judged.of(mutant, Outcome.NOT_EXECUTED)
         while (choice := self._recordings.choose(mutant, limit_seconds)).tests:
@@ -136,9 +136,7 @@ class Judge:
 
 @contextmanager
 def copied() -> Iterator[Path]:
-    """Context with a temporary copy of the files that git lists and of the files that setup.py
-    builds.
-    """
+    """Context with a temporary copy of the files that git lists or setup.py builds."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = [Path(name) for name in listed.split("\0") if name]

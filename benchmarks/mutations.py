@@ -1,5 +1,4 @@
-"""Makes mutants: inserts one small mistake at a time into a package, by the mutation operators of
-mutmut.
+"""Makes mutants: inserts small mistakes into a package by the mutation operators of mutmut.
 
 mutmut's own command cannot sample, and omits decorated functions (properties, routes), because it
 keeps all mutants of a module in one file behind switches. Therefore only its operators are used,
@@ -56,9 +55,7 @@ class _Site:
     other: cst.CSTNode
 
     def name(self) -> str:
-        """A text that identifies the mistake, except that equal code in a module has the
-        same text.
-        """
+        """A text that identifies the mistake; equal code in a module has the same text."""
         before, after = (self.module.code_for_node(node) for node in (self.node, self.other))
         return f"{self.path} {self.operator} {before} {after}"
 
@@ -78,9 +75,7 @@ class _Site:
 
 
 def _condition(node: cst.If | cst.CompIf) -> Iterable[cst.CSTNode]:
-    """Replacements for a conditional: the same with a condition that is always true, and always
-    false.
-    """
+    """Replacements for a conditional: with a condition that is always true, and always false."""
     for name in ("True", "False"):
         yield node.with_changes(
             test=cst.Name(name, lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
@@ -158,8 +153,9 @@ def _sites(root: Path, file: Path) -> Iterator[_Site]:
 
 
 def _is_for_people(node: cst.CSTNode) -> bool:
-    """Whether a node cannot affect what tests check: logging calls, help texts, and imports for
-    type checking.
+    """Whether a node cannot affect what tests check.
+
+    Such nodes are logging calls, help texts, and imports for type checking.
     """
     match node:
         case (
@@ -182,8 +178,9 @@ def _help(node: cst.CSTNode) -> list[str]:
 
 
 def change(before: str, after: str) -> str:
-    """The differing lines of two texts in one line, `before -> after`, shortened if it is longer
-    than LONGEST_CHANGE.
+    """The differing lines of two texts in one line, as `before -> after`.
+
+    It is shortened if it is longer than LONGEST_CHANGE.
     """
     lines = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[3:]
     old = " ".join(line[1:].strip() for line in lines if line.startswith("-"))

@@ -215,9 +215,10 @@ def commands(text: str) -> int:
 
 
 def take(step: Step, shells: Shells, documents: Path, port: int, wheel: str = ".") -> Outcome:
-    """Execute a step.
+    """Execute a step, and return its outcome.
 
-    Port 8080 becomes `port`, and `wheel` replaces the source tree in the installation.
+    In its commands, `port` replaces port 8080, and `wheel` replaces the source tree that is
+    installed.
     """
     missing = [name for name, _ in step.sections if not (documents / name).exists()]
     if missing:

@@ -45,7 +45,7 @@ class OnnxWriter:
     def node(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node with one output, and return the output's name.
 
-        The default is operator and number.
+        The default name consists of the operator and a running number.
         """
         self._count += 1
         output = output or f"{operator}_{self._count}"
@@ -57,7 +57,7 @@ class OnnxWriter:
     ) -> list[str]:
         """Add a node with several outputs, and return their names.
 
-        Empty names become operator and number.
+        Empty names are replaced by the operator and running numbers.
         """
         self._count += 1
         named = [name or f"{operator}_{self._count}_{k}" for k, name in enumerate(outputs)]
@@ -119,9 +119,7 @@ class OnnxWriter:
         return self.node("Gemm", x, self.constant(weight, "weight"), bias, transB=1)
 
     def gelu(self, x: str) -> str:
-        """Add GELU (Hendrycks and Gimpel 2016) by the error function, in the nodes that exporters
-        write.
-        """
+        """Add GELU (Hendrycks and Gimpel 2016) by the error function, as exporters write it."""
         ratio = self.node("Div", x, self.constant(np.float32(2**0.5)))
         erf = self.node("Add", self.node("Erf", ratio), self.constant(np.float32(1)))
         return self.node("Mul", self.node("Mul", x, erf), self.constant(np.float32(0.5)))
@@ -137,16 +135,18 @@ class OnnxWriter:
         return self.node("Mul", half, tanh)
 
     def layer_norm(self, value: str, hidden: int, epsilon: float) -> str:
-        """Add LayerNormalization over the last axis of size `hidden`, with random scales in
-        0.5..1.5.
+        """Add LayerNormalization over the last axis, of size `hidden`.
+
+        Its scales are random in 0.5..1.5.
         """
         scale = self.constant(self.random.uniform(0.5, 1.5, hidden).astype(np.float32))
         bias = self.constant(self.normal((hidden,), 0.05))
         return self.node("LayerNormalization", value, scale, bias, axis=-1, epsilon=epsilon)
 
     def rms_norm(self, x: str, hidden: int) -> str:
-        """Add root mean square normalisation over the last axis of size `hidden`, with random
-        scales in 0.5..1.5.
+        """Add root mean square normalisation over the last axis, of size `hidden`.
+
+        Its scales are random in 0.5..1.5.
         """
         square = self.node("Pow", x, self.constant(np.float32(2)))
         mean = self.node("ReduceMean", square, axes=[-1])
@@ -160,8 +160,9 @@ class OnnxWriter:
         return self.node("MatMul", x, self.constant(weight, "weight"))
 
     def finish(self, outputs: Sequence[tuple[str, Sequence[int | str]]]) -> Any:
-        """Build the ModelProto with the named values as float32 outputs of the given shapes,
-        checked by onnx.
+        """Build the ModelProto, and check it by onnx.
+
+        `outputs` has the names of the output values, which are float32, and their shapes.
         """
         infos = [
             helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))

@@ -58,9 +58,9 @@ def extent(size: int, kernel: int, stride: int, padding: int, dilation: int = 1)
 
 
 def matmul(rows: int, columns: int, depth: int, batch: int = 0) -> Any:
-    """A MatMul of (rows, depth) and a constant (depth, columns).
+    """A MatMul of an input (rows, depth) and a constant (depth, columns).
 
-    If `batch` is positive, of two batched inputs.
+    If `batch` is positive, both operands are inputs, and have a batch dimension of this size.
     """
     writer = OnnxWriter("matmul", 0)
     if batch:

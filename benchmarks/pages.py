@@ -230,7 +230,7 @@ def filled(database: str, kept: Path | None, size: Size) -> Iterator[tuple[str, 
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the options of the measurement."""
+    """Parse the command-line options of the page benchmark."""
     size = Size()
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in asdict(size).items():

@@ -97,9 +97,7 @@ class Known:
 
 
 def fill(url: str, folder: Path, size: Size) -> Known:
-    """Fill a new database at `url`, with its blobs in `folder`, and return identifiers of its
-    contents.
-    """
+    """Fill a new database at `url`, with its blobs in `folder`; returns ids of its contents."""
     storage = open_storage(settings_of(url, folder))
     try:
         return _Filling(storage, size).known()
@@ -311,8 +309,9 @@ class _Filling:
         ]
 
     def _events(self) -> None:
-        """Write the events of all jobs: one progress event per eight trials, and every 50th event
-        about a task.
+        """Write the events of all jobs, one per eight trials.
+
+        Every 50th event is about a task, and the others are about progress.
         """
         rows = []
         for number, job in enumerate(self._jobs):

@@ -1,5 +1,4 @@
-"""Compare single operators on two engines in one process: same arrays, interleaved runs, minimum
-times.
+"""Compare single operators on two engines in one process, by interleaved runs.
 
 Kernels of single operators take microseconds to milliseconds. Both engines are called by their
 public Python interfaces, and allocate their outputs themselves. The clock is the process's CPU time
@@ -81,9 +80,7 @@ def random_feeds(model: Any, seed: int) -> dict[str, NDArray[Any]]:
 
 
 def compare_engines(model: Any, feeds: Arrays, sampling: Sampling) -> PairedResult:
-    """Time ONNX Runtime, the reference, and untuned Tilewright alternately, and compare their
-    outputs.
-    """
+    """Time ONNX Runtime (the reference) and untuned Tilewright; compare their outputs."""
     result = PairedResult()
     runs: dict[str, Run] = {REFERENCE: onnxruntime_run(model, feeds)}
     try:

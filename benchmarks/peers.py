@@ -30,9 +30,7 @@ def load_torch(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
 
 
 def load_inductor(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
-    """Compile a model by torch.compile with frozen weights, which allows constant folding and
-    packing.
-    """
+    """Compile a model by torch.compile with frozen weights, so that constants can be folded."""
     module, inputs = _torch_module(model, feeds, threads)
     import torch
     from torch._inductor import config
@@ -112,8 +110,9 @@ def load_iree(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
 
 
 def load_tvm(model: Any, feeds: Arrays, threads: int, schedules: str) -> Run:
-    """Compile a model by TVM with the MetaSchedule records in `schedules`/tvm, or else with default
-    schedules.
+    """Compile a model by TVM with the MetaSchedule records in `schedules`/tvm.
+
+    Without records, TVM's default schedules are used.
     """
     os.environ["TVM_NUM_THREADS"] = str(threads)
     import tvm

@@ -28,9 +28,7 @@ class Postgres:
         self._server.cleanup()
 
     def kill(self) -> None:
-        """Kill the main server process by SIGKILL, and wait until its child processes have ended
-        too.
-        """
+        """Kill the main server process by SIGKILL, and wait for the end of its children."""
         first = psutil.Process(self._server.get_pid())
         others = first.children(recursive=True)
         first.send_signal(signal.SIGKILL)

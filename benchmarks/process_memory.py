@@ -42,8 +42,9 @@ class MemoryWatch:
         self._thread.join()
 
     def peaks(self) -> tuple[int, int]:
-        """The peak memory in bytes since the previous call, of the process alone and of the whole
-        process tree.
+        """The peak memory in bytes since the previous call.
+
+        The first number is for the process alone, and the second for the whole process tree.
         """
         with self._lock:
             peaks, self._own, self._all = (self._own, self._all), 0, 0

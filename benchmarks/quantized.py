@@ -1,5 +1,4 @@
-"""Models quantised to 8 and 4 bits by `onnxruntime.quantization`, as users make them from float32
-models.
+"""Models that `onnxruntime.quantization` quantises to 8 and 4 bits, as users do.
 
 `static_int8` calibrates with seeded inputs and inserts QuantizeLinear and DequantizeLinear around
 every operator that it supports. `dynamic_int8` quantises weights ahead of time, and activations at
@@ -31,10 +30,10 @@ Feeds = Callable[[Any, int], Mapping[str, NDArray[np.generic]]]
 
 
 def static_int8(build: Callable[[], Any], feeds: Feeds, *, per_channel: bool = True) -> Any:
-    """Quantise a model to uint8 activations and int8 weights, with scales per output channel or per
-    tensor.
+    """Quantise a model statically to uint8 activations and int8 weights.
 
-    `feeds` returns calibration inputs for a model and a seed.
+    There is a scale per output channel, or per tensor without `per_channel`. `feeds` returns
+    calibration inputs for a model and a seed.
     """
     from onnxruntime.quantization import (
         CalibrationDataReader,
@@ -65,8 +64,9 @@ def static_int8(build: Callable[[], Any], feeds: Feeds, *, per_channel: bool = T
 
 
 def dynamic_int8(build: Callable[[], Any]) -> Any:
-    """Quantise a model's matrix products to int8 weights, and to activations that are quantised at
-    run time.
+    """Quantise a model's matrix products to int8 weights.
+
+    Their activations are quantised at run time.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -76,11 +76,10 @@ def dynamic_int8(build: Callable[[], Any]) -> Any:
 
 
 def weights_int4(build: Callable[[], Any], level: int, *, block: int = 32) -> Any:
-    """Convert a model's matrix products to MatMulNBits: symmetric 4-bit weights with a scale per
-    block.
+    """Convert a model's matrix products to MatMulNBits with symmetric 4-bit weights.
 
-    `level` is the accuracy level: 0 lets the engine choose, 4 allows it to quantise activations to
-    int8.
+    Each block of weights has a scale. `level` is the accuracy level: 0 lets the engine choose, 4
+    allows it to quantise activations to int8.
     """
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer, logger
 
@@ -115,7 +114,7 @@ def _fold_transposes(graph: Any) -> None:
 def _files(model: Any) -> Iterator[tuple[Path, Path]]:
     """Save a preprocessed model to a temporary file.
 
-    Yield its path, and the path for the quantised model.
+    The context yields its path, and a path for the quantised model.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 

@@ -107,10 +107,10 @@ class Row:
 
 
 def measure(name: str, method: str, stated_db: float, held_out: int) -> Row:
-    """Quantise a model without a requirement and, unless `stated_db` is 0, also with this minimum
-    quality in decibels.
+    """Quantise a model, compare the engines, and optionally require a minimum quality.
 
-    `held_out` is the number of samples on which the engines are compared.
+    The model is quantised without a requirement and, unless `stated_db` is 0, also with this
+    minimum in decibels. `held_out` is the number of samples on which the engines are compared.
     """
     case = models.case(name)
     model = case.build()
@@ -167,9 +167,7 @@ def noise(run: Run, model: Any, quantised: Any, samples: Samples) -> Noise:
 
 
 def least(found: Noise) -> float:
-    """Signal to quantisation noise ratio, in decibels over all samples, of the output with the most
-    noise.
-    """
+    """Signal to quantisation noise ratio in dB, over all samples, of the noisiest output."""
     return min(sum(output, Fidelity()).sqnr_db for output in zip(*found, strict=True))
 
 

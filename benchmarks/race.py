@@ -63,8 +63,9 @@ class Racer:
         )
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """Send a request and return its answer, which is {"error": text} after a failure, even if
-        the process died.
+        """Send a request, and return its answer.
+
+        The answer is {"error": text} after a failure, even if the process died.
         """
         self.begin(**request)
         return self.answer()
@@ -230,9 +231,7 @@ def fastest(result: EngineResult) -> float:
 
 
 def available_engines(pythons: Mapping[str, str]) -> list[str]:
-    """The float32 engines that can run without tuned schedules, here or by an interpreter in
-    `pythons`.
-    """
+    """The float32 engines that can run without tuned schedules, here or in `pythons`."""
     return [
         name
         for name, engine in ENGINES.items()

@@ -92,8 +92,8 @@ def _of_tilewright(path: Path) -> Run:
 def difference(ours: Any, theirs: Any) -> float:
     """Difference of two outputs, as by `compare`.
 
-    The largest difference of the elements for dictionaries and sequences. Different integers,
-    texts, types or structures have an infinite difference.
+    For dictionaries and sequences it is the largest difference of their elements. Different
+    integers, texts, types or structures have an infinite difference.
     """
     if isinstance(ours, np.ndarray) and ours.dtype == object:
         ours = ours.tolist()
@@ -126,8 +126,9 @@ def _feeds(path: Path) -> list[dict[str, NDArray[Any]]]:
 
 
 def _seconds(run: Run, feeds: Mapping[str, NDArray[Any]], turn: float) -> float:
-    """Median CPU time of a run in seconds, over as many runs as fit into `turn` seconds, but at
-    least three.
+    """Median CPU time of a run in seconds.
+
+    Runs are repeated for `turn` seconds, but at least three times.
     """
     run(feeds)
     samples: list[float] = []

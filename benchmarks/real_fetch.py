@@ -89,7 +89,7 @@ class Archive:
 def archive_of(package: str, seconds: float) -> Iterator[Archive]:
     """Context with the archive of a package, downloaded by pip without dependencies.
 
-    Raises FetchError.
+    Raises FetchError if the download fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quiet", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]

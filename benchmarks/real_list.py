@@ -97,9 +97,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Contents of exported.json: pinned packages of the exporters by group, and all exported
-    models.
-    """
+    """Contents of exported.json: the exporters' pinned packages by group, and all models."""
 
     packages: Mapping[str, Sequence[str]]
     models: Sequence[Exported]

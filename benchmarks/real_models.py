@@ -46,8 +46,9 @@ class Row:
 
     @property
     def agrees(self) -> bool:
-        """Whether both engines ran the model and all outputs of all runs differ by at most
-        `largest_error`.
+        """Whether both engines ran the model with the same results.
+
+        All outputs of all runs may differ by at most `largest_error`.
         """
         answer = self.answer
         return bool(answer.errors) and max(answer.errors) <= self.largest_error
@@ -237,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _written(name: str, now: Origin) -> tuple[Origin, list[Row]]:
     """The origin and rows in the results file, if the same commit wrote them.
 
-    Otherwise `now` and no rows.
+    Otherwise the result is `now` and no rows.
     """
     try:
         data = read_data(RESULTS / f"{name}.json.gz")

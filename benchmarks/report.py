@@ -230,8 +230,9 @@ def read_data(path: Path) -> Any:
 
 
 def write_result(stem: Path, origin: Origin, data: Mapping[str, Any], page: str) -> None:
-    """Write a result as data to `stem`.json.gz, together with its origin, and its report `page` to
-    `stem`.md.
+    """Write a result as data to `stem`.json.gz, and its report `page` to `stem`.md.
+
+    The data include the origin.
     """
     whole = {"origin": asdict(origin), **data}
     write_data(stem.with_suffix(".json.gz"), json.dumps(whole, indent=1) + "\n")
@@ -301,8 +302,8 @@ def cpu_name() -> str:
 def commit(root: Path = ROOT) -> str:
     """Short hash of the checkout's commit, followed by "+" if files are modified.
 
-    "unknown" without git. Modified files in benchmarks/results are ignored, because a benchmark may
-    write several reports.
+    Without git, the result is "unknown". Modified files in benchmarks/results are ignored, because
+    a benchmark may write several reports.
     """
     git = ["git", "-C", str(root)]
     others = ["--", ".", ":(exclude)benchmarks/results"]

@@ -1,5 +1,4 @@
-"""Fuzz test of the REST API: random valid requests, without a token and with a token for each
-scope.
+"""Fuzz test of the REST API: random valid requests, without a token and with each scope.
 
     python -m benchmarks.rest_fuzz --examples 100 --seed 1
 
@@ -50,8 +49,9 @@ def _lines(_: Any, value: Any) -> bytes:
 
 @dataclass
 class Findings:
-    """Numbers of answers by HTTP status, and in `wrong` a text for each answer that violates the
-    rules.
+    """Numbers of answers by HTTP status.
+
+    `wrong` has a text for each answer that violates the rules of the fuzz test.
     """
 
     statuses: Counter[int] = field(default_factory=Counter)
@@ -59,9 +59,7 @@ class Findings:
 
 
 def credentials(storage: Storage) -> dict[str, dict[str, str]]:
-    """Request headers by name: "none" without a token, and one entry with a token for each
-    scope.
-    """
+    """Request headers by name: "none" without a token, and one entry for each scope."""
     made: dict[str, dict[str, str]] = {"none": {}}
     for scope in Scope:
         secret, _ = storage.tokens.create(scope.value, [scope], all_owners=True)
@@ -70,8 +68,9 @@ def credentials(storage: Storage) -> dict[str, dict[str, str]]:
 
 
 def known_names(storage: Storage) -> dict[str, str]:
-    """Create a model, a cancelled job, a worker, a token and a workload, and return their path
-    parameters.
+    """Create one item of each kind, and return their path parameters.
+
+    The items are a model, a cancelled job, a worker, a token and a workload.
     """
     model = storage.models.add(b"no model, but there", "m.onnx")
     job = storage.jobs.cancel(storage.jobs.create(model.digest, "host", "a" * 64).id)

@@ -25,8 +25,9 @@ from tilewright.compiler.api import compile_model
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """Counts over all models of a kind: `apart` elements differ from the reference, by at most
-    `most` quanta.
+    """Counts over all models of a kind.
+
+    `apart` elements differ from the reference, by at most `most` quanta.
     """
 
     kind: str

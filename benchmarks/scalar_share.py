@@ -38,16 +38,18 @@ SCALAR = "scalar"
 
 @dataclass(frozen=True, slots=True)
 class ScalarShare:
-    """Scalar share of a model's estimated time (0 to 1), and the share by the operators of scalar
-    workloads.
+    """Share of scalar code in a model's estimated time, from 0 to 1.
+
+    `workloads` has the shares of the scalar workloads, by their operators.
     """
 
     share: float
     workloads: Mapping[str, float]
 
     def text(self) -> str:
-        """The share as a percentage, followed by the operators with the largest shares, such as
-        `7.0% (softmax 6.1%)`.
+        """The share as a percentage, with the operators that contribute most.
+
+        An example is `7.0% (softmax 6.1%)`.
         """
         largest = sorted(self.workloads.items(), key=lambda item: -item[1])
         parts = [f"{name} {share:.1%}" for name, share in largest if share >= MOST / 10]

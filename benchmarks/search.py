@@ -1,5 +1,4 @@
-"""Measure how many trials a search needs: strategies and cost models on recorded tables, with many
-seeds.
+"""Measure how many trials a search needs, on recorded tables and with many seeds.
 
 `python -m benchmarks.search record --trials 1000` measures random candidates of twelve workloads
 once; if repeated, it resumes. After `--seconds` it starts no further workload. `--unconstrained`
@@ -166,8 +165,7 @@ def compare(
 
 
 def report(runs: Sequence[Run], origin: Origin, how: str, question: Question) -> str:
-    """The report in Markdown: medians over the seeds per workload and over all workloads, and mean
-    regrets.
+    """The report in Markdown: median regrets per workload and over all, and mean regrets.
 
     `how` is a sentence that describes the runs.
     """
@@ -275,9 +273,7 @@ def _count(trials: float) -> str:
 
 
 def write_csv(runs: Sequence[Run], path: Path) -> None:
-    """Write a gzip-compressed CSV file with one line per trial: method, workload, seed, trial,
-    regret.
-    """
+    """Write a compressed CSV file with a line per trial: method, workload, seed, trial, regret."""
     rows = (
         [run.method, run.workload, run.seed, number, f"{regret:.6f}"]
         for run in runs
@@ -287,8 +283,9 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
 
 
 def plot(runs: Sequence[Run], trials: int, path: Path) -> None:
-    """Plot the median regret of each method over the trials, with the range between the quartiles
-    shaded, as PNG.
+    """Plot the median regret of each method over the trials, as PNG.
+
+    The range between the quartiles is shaded.
     """
     steps = range(1, trials + 1)
     with curves.figure(path) as (axes,):

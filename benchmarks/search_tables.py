@@ -88,9 +88,7 @@ class Table:
 
 
 def workload_of(name: str) -> Workload:
-    """The most expensive workload of the model named in WORKLOADS, as the compiler
-    partitions it.
-    """
+    """The most expensive workload of a model in WORKLOADS, as the compiler partitions it."""
     return heaviest_workload(WORKLOADS[name]())
 
 
@@ -168,10 +166,10 @@ def make_tables_task(name: str, target: Target, unconstrained: bool) -> Task:
 
 
 def read_table(path: Path, name: str) -> Table:
-    """Read a table.
+    """Read the measurements of a table.
 
-    Candidates that were measured in pairs have these times; those of all others are their screening
-    times, scaled by the median ratio between both kinds of times.
+    Candidates that were measured in pairs have these times. All others have their screening times,
+    scaled by the median ratio between both kinds of times.
     """
     head, trials = read_trials(path)
     task = make_task(Workload.parse(head["workload"]), Mode(), name=name)

@@ -91,7 +91,7 @@ class Result:
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the options of the measurement."""
+    """Parse the command-line options of the load benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=50, help="connections that ask at once")
     parser.add_argument("--rounds", type=int, default=5)
@@ -142,8 +142,9 @@ def database_url(database: str, folder: Path) -> Iterator[str]:
 
 
 def against(database: str, url: str, folder: Path, asked: argparse.Namespace) -> Iterator[Result]:
-    """Measure every kind of request on one database: alone, with idle connections, and with other
-    commits.
+    """Measure every kind of request on one database, alone and under other load.
+
+    The other load consists of idle connections, and of processes that commit.
     """
     filled = fill(url, folder, asked.records, asked.retained)
     drawn = random.Random(0)

@@ -1,5 +1,6 @@
-"""HTTP clients on persistent connections, which send the next request as soon as a response has
-arrived.
+"""HTTP clients on persistent connections, for measurements of the service's load.
+
+They send the next request as soon as a response has arrived.
 """
 
 from __future__ import annotations
@@ -109,9 +110,7 @@ def measure(wanted: Wanted, clients: int, seconds: float) -> Answered:
 
 @contextmanager
 def held(port: int, request: bytes, count: int) -> Iterator[None]:
-    """Context with `count` open connections that have sent a request and never read the
-    response.
-    """
+    """Context with `count` open connections that sent a request and never read the response."""
     with ExitStack() as stack:
         for _ in range(count):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))

@@ -1,6 +1,4 @@
-"""Server processes for `service_load`: the service on a filled database, and a bare FastAPI
-route.
-"""
+"""Server processes for `service_load`: the service on a filled database, and a bare route."""
 
 from __future__ import annotations
 
@@ -117,9 +115,7 @@ def fill(url: str, folder: Path, records: int, retained: int) -> Filled:
 
 
 def record_of_load(workload: str) -> TuningRecord:
-    """A record with all fields of a worker's report: samples, a certificate, facts about the
-    device.
-    """
+    """A record with all fields of a worker's report, such as samples and a certificate."""
     samples = tuple(1e-5 * (1 + number / 50) for number in range(20))
     measurement = Measurement(
         Status.OK,
@@ -216,15 +212,17 @@ def beside(work: Callable[..., None], *arguments: object) -> Iterator[None]:
 
 
 def committing(url: str, folder: str, worker_id: str) -> AbstractContextManager[None]:
-    """Context with a process that commits heartbeats, as other changes to the database by tuners
-    and workers would.
+    """Context with a process that commits heartbeats to the database continuously.
+
+    Tuners and workers would change the database in a similar way.
     """
     return beside(_commit, url, folder, worker_id)
 
 
 def recording(url: str, folder: str) -> AbstractContextManager[None]:
-    """Context with a process that continuously stores better records for workloads that are not
-    looked up.
+    """Context with a process that stores better records continuously.
+
+    The records are for workloads that are not looked up.
     """
     return beside(_record, url, folder)
 

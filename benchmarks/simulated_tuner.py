@@ -1,5 +1,4 @@
-"""A simulated tuner, which claims jobs, submits batches and stores the results, but compiles
-nothing.
+"""A simulated tuner: it claims jobs, submits batches and stores results, without compiling.
 
 Jobs, queue, trials and the runner are the service's own code. The candidates are artificial, and
 all batches have the same library.
@@ -71,9 +70,7 @@ def queue_jobs(storage: Storage, count: int) -> None:
 
 
 def tuning(url: str, folder: str, at_a_time: int, batches: int) -> AbstractContextManager[None]:
-    """Context with a process that works on `at_a_time` jobs concurrently, each with `batches`
-    batches.
-    """
+    """Context with a process that works on `at_a_time` jobs at once, of `batches` batches."""
     return beside(_tune, url, folder, at_a_time, batches)
 
 
@@ -114,8 +111,9 @@ def _work(storage: Storage, name: str, left: int, batches: int) -> None:
 
 
 def run_job(storage: Storage, claim: JobClaim, batches: int) -> None:
-    """Submit all batches of a job to the workers, as many at a time as the runner accepts, and
-    store the results.
+    """Submit all batches of a job to the workers, and store the results.
+
+    As many batches are open at a time as the runner accepts.
     """
     library = storage.blobs.put(LIBRARY)
     runner = RemoteRunner(storage, claim.job_id, TARGET, CancelToken())

@@ -1,11 +1,10 @@
-"""Simulated workers: thousands of coroutines in one process that speak the worker protocol but
-measure nothing.
+"""Simulated workers, which speak the worker protocol but measure nothing.
 
-Each worker concurrently claims leases, sleeps for the duration of a batch, reports results and
-sends heartbeats, as `service.worker` does. All available leases are measured together. Meanwhile,
-earlier results are reported and further leases claimed; nothing is claimed while a result is
-unreported. A worker keeps one connection for claims and one for results; each heartbeat uses a new
-connection. Blobs are not downloaded.
+Thousands of them are coroutines in one process. Each worker concurrently claims leases, sleeps for
+the duration of a batch, reports results and sends heartbeats, as `service.worker` does. All
+available leases are measured together. Meanwhile, earlier results are reported and further leases
+claimed; nothing is claimed while a result is unreported. A worker keeps one connection for claims
+and one for results; each heartbeat uses a new connection. Blobs are not downloaded.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class _Connection:
     async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
         """Send a POST request; returns the status and the decoded answer.
 
-        Raises OSError, also after 60 s.
+        Raises OSError if the connection fails or the request takes more than 60 s.
         """
         data = json.dumps(body).encode()
         head = (

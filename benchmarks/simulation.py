@@ -1,5 +1,4 @@
-"""Find the limits of the service with thousands of simulated workers and jobs, and a real database
-and API.
+"""Find the limits of the service by simulated workers, with a real database and API.
 
 `python -m benchmarks.simulation` starts the API and a tuner as processes on SQLite and PostgreSQL
 with 10,000 queued jobs, and connects increasing numbers of workers. Workers and builders are
@@ -57,7 +56,7 @@ class Level:
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the options of the simulation."""
+    """Parse the command-line options of the simulation."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[50, 200, 1000, 5000])
     parser.add_argument("--jobs", type=int, default=10_000, help="queued jobs")
@@ -125,8 +124,9 @@ def crowd(database: str, workers: int, asked: argparse.Namespace) -> Iterator[Le
 
 
 def bare_rate() -> float:
-    """Responses per second of a bare FastAPI route to 20 clients: a measure of the machine's
-    present speed.
+    """Responses per second of a bare FastAPI route to 20 clients.
+
+    This measures the machine's present speed.
     """
     with serving(serve_bare) as port:
         wanted = Wanted(port, repeat(b"GET /bare HTTP/1.1\r\nHost: h\r\n\r\n"))
@@ -136,8 +136,10 @@ def bare_rate() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Statistics of the crowds in a period, its length in seconds, and the processor time used in
-    it by process.
+    """Observations in one period of a simulation.
+
+    They are the statistics of the crowds, the length of the period, and the processor time by
+    process.
     """
 
     outcomes: Sequence[CrowdOutcomes]
@@ -148,9 +150,7 @@ class Seen:
 async def _watch(
     crowds: Sequence[Crowd], stack: ExitStack, url: str, folder: str, asked: argparse.Namespace
 ) -> Seen:
-    """Register all workers, start the tuner, and observe the crowds for a period after
-    warming up.
-    """
+    """Register all workers, start the tuner, and observe the crowds after a warm-up."""
     tasks = [task for each in crowds for task in await each.enter()]
     stack.enter_context(tuning(url, folder, asked.at_a_time, asked.batches))
     try:

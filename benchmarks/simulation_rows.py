@@ -60,8 +60,9 @@ def rows_cells(result: RowsResult) -> list[str]:
 
 
 def compare_rows(database: str, asked: argparse.Namespace) -> Iterator[RowsResult]:
-    """Time lookups and leases alternately in an empty and a full database, and yield a result for
-    each operation.
+    """Time lookups and leases alternately in an empty and a full database.
+
+    Yields a result for each of the two operations.
     """
     with ExitStack() as stack:
         kinds: dict[str, Mapping[str, Callable[[], float]]] = {}
@@ -151,8 +152,7 @@ def _lookups(storage: Storage, records: int) -> Callable[[], float]:
 
 
 def _leases(storage: Storage) -> Callable[[], float]:
-    """A function that performs TIMES whole measurement requests and returns the seconds per
-    request.
+    """A function that performs TIMES measurement requests and returns the seconds of each.
 
     A request is submitted, claimed, reported and acknowledged.
     """

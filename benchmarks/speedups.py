@@ -39,9 +39,7 @@ def label(speedup: float) -> str:
 
 
 def draw(found: dict[str, dict[str, float]], picture: Path) -> None:
-    """Draw a bar chart as SVG: two bars per model, one for each engine, with texts stored
-    as text.
-    """
+    """Draw an SVG bar chart with a bar per model and engine; texts are stored as text."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

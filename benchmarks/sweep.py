@@ -127,8 +127,9 @@ def _problem(row: SweepRow, engine: str, error: object) -> SweepRow:
 
 
 def report(rows: Sequence[SweepRow], origin: Origin) -> str:
-    """The report in Markdown: geometric means per operator, the slow cases, and the cases without a
-    ratio.
+    """The report in Markdown: geometric means per operator, and the slow cases.
+
+    It also lists the cases without a ratio.
     """
     timed = [row for row in rows if not row.problem]
     long = [row for row in timed if row.is_long]

@@ -1,5 +1,4 @@
-"""The cases of the sweep: models of one operator at small, odd, one-channel, long and skewed
-shapes.
+"""The cases of the sweep: single operators at small, odd, one-channel, long and skewed shapes.
 
 `sweep_layers.py` defines the cases of operators with weights; this module defines all others, and
 the classes.
@@ -152,9 +151,7 @@ def text(shape: Sequence[int]) -> str:
 
 
 def weights(shape: Shape, scale: float = 1.0, seed: int = 1) -> NDArray[np.float32]:
-    """Seeded normally distributed float32 values with standard deviation `scale`, for use as
-    constants.
-    """
+    """Seeded normal float32 values with standard deviation `scale`, for use as constants."""
     return np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(scale)
 
 
@@ -331,9 +328,7 @@ def movement() -> Iterator[SweepCase]:
 
 
 def _along(shape: Shape, axis: int) -> Iterator[SweepCase]:
-    """Cases of operators along one axis: slices, concatenations, splits, padding, lookups and
-    updates.
-    """
+    """Cases of operators along one axis, such as Slice, Concat, Pad and Gather."""
     operands: tuple[Operand, ...]
     name = f"{text(shape)} axis {axis}"
     extent = shape[axis]

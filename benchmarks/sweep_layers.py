@@ -322,9 +322,7 @@ def projected() -> Iterator[SweepCase]:
 
 
 def contributed() -> Iterator[SweepCase]:
-    """Cases of com.microsoft's matrix products and image operators that the other functions do not
-    cover.
-    """
+    """Cases of com.microsoft's matrix products and image operators."""
     operands: tuple[Operand, ...]
     for m, k, n in PRODUCTS:
         name = text((m, k, n))
@@ -403,8 +401,7 @@ def losses() -> Iterator[SweepCase]:
 def tree_ensemble(
     features: int, trees: int, depth: int, kind: str, *, uneven: bool = False
 ) -> dict[str, Any]:
-    """Attributes of a TreeEnsemble operator: random binary trees over normally distributed
-    features.
+    """Attributes of a TreeEnsemble operator with random trees over normally distributed features.
 
     `kind` is "target" for one regression target, or "class" for three classes. The trees are full;
     if `uneven`, each inner node has a leaf and an inner child.

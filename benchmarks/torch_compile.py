@@ -110,8 +110,7 @@ def _images(name: str, size: int = 160, **options: Any) -> Callable[[], tuple[An
 
 
 def _declare_torchvision() -> None:
-    """Declare two torchvision operators, so that torchvision can be imported without its compiled
-    library.
+    """Declare two torchvision operators, so that its import succeeds without its library.
 
     From a package index without CPU builds, that library is linked with CUDA and fails to load. No
     model here uses the operators.

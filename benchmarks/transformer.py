@@ -1,6 +1,4 @@
-"""Transformers in ONNX with seeded random parameters, built from the operators that exporters
-write.
-"""
+"""Transformers in ONNX with seeded random parameters, in the operators that exporters write."""
 
 from __future__ import annotations
 
@@ -59,10 +57,10 @@ class Blocks:
         return writer.node("MatMul", writer.node("Softmax", scores, axis=-1), value)
 
     def self_attend(self, x: str, tokens: int, keys: str = "", count: int = 0) -> str:
-        """Add attention with projections of queries, keys and values, without a mask or an output
-        projection.
+        """Add multi-head attention with projections of queries, keys and values.
 
-        Keys and values are projected from `keys` (1, count, hidden) if given, and otherwise from x.
+        It has no mask and no output projection. Keys and values are projected from `keys` (1,
+        count, hidden) if given, and otherwise from x.
         """
         linear, keys, count = self.writer.linear, keys or x, count or tokens
         query = self.split_heads(linear(x, self.hidden, self.hidden), tokens, [0, 2, 1, 3])
@@ -145,9 +143,9 @@ def whisper_encoder(
     hidden: int = 384,
     heads: int = 6,
 ) -> Any:
-    """The encoder of Whisper (Radford et al. 2022).
+    """The encoder of Whisper (Radford et al. 2022), by default of Whisper-tiny.
 
-    By default Whisper-tiny with attention over 1,500 tokens. The input is a spectrogram (1,
+    It has attention over frames / 2 tokens (1,500 by default). The input is a spectrogram (1,
     features, frames), and the output (1, frames / 2, hidden).
     """
     writer = OnnxWriter("whisper_encoder", seed)

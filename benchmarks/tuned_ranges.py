@@ -58,8 +58,9 @@ CASES: Mapping[str, RangeCase] = {
 
 @dataclass(frozen=True, slots=True)
 class SizeResult:
-    """Seconds of the fastest run at one size, for the programs of the range and of the size alone,
-    untuned and tuned.
+    """Seconds of the fastest run at one size of the four programs.
+
+    The programs are for the range and for the size alone (own), each untuned and tuned.
     """
 
     size: int
@@ -94,8 +95,9 @@ class RangeResult:
 
     @property
     def share(self) -> float:
-        """The range's gain as a fraction of the single sizes' gain, in logarithms, so that 0 means
-        no gain.
+        """The range's gain as a fraction of the single sizes' gain.
+
+        It is a ratio of logarithms, so that 0 means no gain.
         """
         return math.log(self.range_gain) / math.log(self.own_gain)
 

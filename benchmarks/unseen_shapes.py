@@ -54,9 +54,7 @@ class Draw:
         self._random = np.random.default_rng([seed, *family.encode(), number])
 
     def size(self, low: int, high: int) -> int:
-        """A random size in `low`..`high`, log-uniform, so that small sizes are as likely as large
-        ones.
-        """
+        """A random log-uniform size in `low`..`high`: small sizes are as likely as large ones."""
         return int(math.exp(self._random.uniform(math.log(low), math.log(high + 1))))
 
     def pick(self, *choices: Any) -> Any:

@@ -1,5 +1,4 @@
-"""Vision networks that combine convolutions and attention or layer norms, with seeded random
-parameters.
+"""Vision networks of convolutions with attention or layer norms, with seeded parameters.
 
 Their layer norms run along the channels, but convolutions store each channel as a plane. Values are
 therefore converted between the two layouts by Transpose and Reshape, as exporters write it.
@@ -26,8 +25,7 @@ def convnext(
     widths: tuple[int, ...] = (96, 192, 384, 768),
     classes: int = 1000,
 ) -> Any:
-    """ConvNeXt (Liu et al. 2022), by default ConvNeXt-T, with 7x7 depthwise convolutions and layer
-    norms.
+    """ConvNeXt (Liu et al. 2022), ConvNeXt-T by default: depthwise convolutions and layer norms.
 
     The input is (1, 3, size, size), and `size` is a multiple of 32. The output is (1, classes).
     """
@@ -83,8 +81,9 @@ class _Pyramid:
         return self.writer.node("Reshape", self.writer.node("Transpose", x, perm=[0, 2, 1]), shape)
 
     def attend(self, x: str, side: int, width: int, heads: int, reduction: int) -> str:
-        """Add attention whose keys and values come from the image reduced by the factor `reduction`
-        per side.
+        """Add attention whose keys and values come from a reduced image.
+
+        The image is reduced by the factor `reduction` in both dimensions.
         """
         writer, blocks = self.writer, Blocks(self.writer, width, heads)
         keys, count = x, side * side
@@ -104,10 +103,10 @@ def pvt(
     widths: tuple[int, ...] = (64, 128, 320, 512),
     classes: int = 1000,
 ) -> Any:
-    """Pyramid Vision Transformer (Wang et al. 2021), by default PVT-Tiny, with mean pooling before
-    the classifier.
+    """Pyramid Vision Transformer (Wang et al. 2021), by default PVT-Tiny.
 
-    The input is (1, 3, size, size), and `size` is a multiple of 32. The output is (1, classes).
+    Mean pooling precedes the classifier. The input is (1, 3, size, size), and `size` is a multiple
+    of 32. The output is (1, classes).
     """
     writer = OnnxWriter("pvt", seed)
     pyramid = _Pyramid(writer)

@@ -100,8 +100,9 @@ def first_picks(table: Table, base: bytes) -> FirstPicks:
     estimates = [features.estimated_seconds(schedule) or float("inf") for schedule in schedules]
 
     def first(costs: Sequence[float] | np.ndarray) -> tuple[float, int]:
-        """The regret of the candidate with the lowest cost that builds, and the number of cheaper
-        ones that do not.
+        """The regret of the candidate with the lowest cost that builds.
+
+        The second result is the number of candidates with lower costs that failed to build.
         """
         order = [table.known[schedules[n]] for n in np.argsort(costs, kind="stable")]
         built = [measured for measured in order if measured.status not in REFUSED]

@@ -157,10 +157,9 @@ def _module(folder: Path, target_name: str) -> str:
 
 
 def _tuned_module(folder: Path, target_name: str, records: Path) -> str:
-    """Compile the module for a target with the records in a service's data folder, by the command
-    that users run.
+    """Compile the module for a target with the records in a service's data folder.
 
-    Returns its path relative to `folder`.
+    The command is the one that users run. Returns its path relative to `folder`.
     """
     made = folder / f"{target_name}{TUNED}"
     command = [

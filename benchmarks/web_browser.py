@@ -61,7 +61,7 @@ class Handler(SimpleHTTPRequestHandler):
 def race_in_page(folder: Path, packages: Path, browser: str) -> None:
     """Open the race's page in a browser, and wait until it has ended.
 
-    Found.json is then in `folder`.
+    The results are then in `folder`, in the file found.json.
 
     Raises:
         SystemExit: if the page fails, or does not end within ten minutes.

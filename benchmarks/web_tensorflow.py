@@ -1,8 +1,8 @@
-"""Translates ONNX image models to sequences of TensorFlow.js calls with weights, as TensorFlow.js
-cannot read ONNX.
+"""Translates ONNX image models to TensorFlow.js calls and weights.
 
-Batch normalisation, bias and activation are fused into the call of a convolution, as by
-TensorFlow.js' own converter; images are NHWC. `web_tensorflow.mjs` executes the calls.
+TensorFlow.js itself cannot read ONNX. Batch normalisation, bias and activation are fused into the
+call of a convolution, as by TensorFlow.js' own converter; images are NHWC. `web_tensorflow.mjs`
+executes the calls.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ class _Calls:
         self.last[output] = call
 
     def into_convolution(self, value: str) -> dict[str, Any] | None:
-        """The call of the convolution that computes a value, if a following operation can be fused
-        into it.
+        """The call of the convolution that computes a value, if an operation can be fused into it.
 
         None if the value has other uses, or the convolution already has an activation.
         """
@@ -157,8 +156,9 @@ def _window(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_calls(proto: onnx.ModelProto, image: Array, folder: Path) -> None:
-    """Translate a model, and write tensorflow.json, tensorflow.bin and tensorflow-input.bin for
-    `web_tensorflow.mjs`.
+    """Translate a model, and write the files that `web_tensorflow.mjs` reads.
+
+    They are tensorflow.json, tensorflow.bin and tensorflow-input.bin.
 
     Args:
         image: the model's only input, (1, C, H, W).

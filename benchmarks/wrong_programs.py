@@ -49,7 +49,7 @@ class Wrong:
 
     Attributes:
         moved: the largest difference of the outputs, relative to the largest output.
-        whole: whether that exceeds the tolerance for a whole model.
+        whole: whether `moved` exceeds the tolerance for a whole model.
         steps: whether the certificate rejects the program.
         named: whether the certificate's error names the changed operator.
         refused: whether the verification rejects the program: by the certificate or, for models
@@ -152,10 +152,10 @@ def _layout(graph: Graph, node: Node) -> Node | None:
 
 
 def _turned(graph: Graph, node: Node) -> tuple[Node, Node] | None:
-    """Transpose two adjacent axes of equal extent in an operator's result, as if it were read in
-    another layout.
+    """Transpose two adjacent axes of equal extent in an operator's result.
 
-    Returns the operator with a new output, and the Transpose; None if the result has no such axes.
+    This is the effect of reading the result in another layout. Returns the operator with a new
+    output, and the Transpose; None if the result has no such axes.
     """
     shape = graph.types[node.output].shape
     if node.bodies or node.op == "transpose" or ops.get(node.op).kind not in _COMPUTING:
@@ -227,17 +227,16 @@ _CONSTANTS: Mapping[str, Callable[[np.ndarray, Node], np.ndarray | None]] = {
 
 
 def name_of(model: Path) -> str:
-    """The name of a model: its file's name without suffix, or its folder's name if the file is
-    called model.onnx.
-    """
+    """The name of a model's file without suffix, or of its folder for a file model.onnx."""
     return model.parent.name if model.stem == "model" else model.stem
 
 
 def judge(
     model: Path, dims: Mapping[str, int], count: int, seed: int, precision: str = DType.FLOAT32
 ) -> Iterator[Wrong]:
-    """Change a model about `count` times, spread evenly over the kinds of changes, and yield what
-    the checks detected.
+    """Change a model about `count` times, and yield what the checks detected.
+
+    The changes are spread evenly over their kinds.
 
     Args:
         model: the path of the ONNX file.
@@ -278,8 +277,7 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The program compiled from a possibly wrong graph, with the inputs and observed values of its
-    run.
+    """The program compiled from a possibly wrong graph, with the observed values of its run.
 
     `planned` has the right graph, which the program is checked against.
     """
@@ -314,8 +312,9 @@ class Observed:
         return None
 
     def apart(self, right: Observed) -> float:
-        """The largest relative difference of the outputs from those of the right program, without
-        bfloat16 outputs.
+        """The largest relative difference of the outputs from the right program's outputs.
+
+        Outputs of type bfloat16 are ignored.
         """
         types = self.planned.graph.types
         pairs = [

@@ -23,9 +23,7 @@ EXPORTED_OPSET = 18
 
 
 def randomise(model: nn.Module) -> None:
-    """Give batch normalisations random parameters, because their initial ones compute the
-    identity.
-    """
+    """Give batch normalisations random parameters; their initial ones compute the identity."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.7, 1.3)

@@ -35,10 +35,9 @@ def classifier(
 
 
 def segmenter(build: Callable[..., nn.Module], path: Path, *, dynamo: bool) -> Sequence[Feeds]:
-    """Export a segmentation network that maps images (1, 3, height, width) to class scores per
-    pixel.
+    """Export a segmentation network that maps an image to class scores per pixel.
 
-    Height and width are dynamic.
+    The image has shape (1, 3, height, width). Height and width are dynamic.
     """
     torch.manual_seed(0)
     model = build(weights=None, weights_backbone=None)
