@@ -50,7 +50,8 @@ ENGINES = {
     "c-large": "C, large pages",
 }
 OURS_AND_THEIRS = 1e-6
-"""Largest difference of outputs, over the largest: the code is the same."""
+"""Largest accepted difference of outputs, relative to the largest. All engines run the same
+code."""
 
 
 @dataclass(frozen=True, slots=True)

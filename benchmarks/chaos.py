@@ -43,11 +43,11 @@ from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 
 WRONG_BY_SECONDS = -60.0
-"""Seconds by which the clock of the second replica is wrong."""
+"""Seconds that are added to the clock of the second replica."""
 
 WORKERS = ("worker-a", "worker-b")
 WEIGHTS = {"web": 2, "web-slow": 2, "tuner": 3, "worker-a": 3, "worker-b": 3, "postgresql": 1}
-"""How often which one is killed, relative to the others."""
+"""Relative frequency with which each process is killed."""
 
 MOST_JOBS = 100_000
 
@@ -65,7 +65,7 @@ SETTINGS = {
 
 
 _HEARD_SECONDS = 60.0
-"""Seconds to wait for liars without any answer yet."""
+"""Longest time in seconds to wait until every liar has received an answer."""
 
 
 @dataclass(frozen=True, slots=True)

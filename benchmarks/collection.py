@@ -35,14 +35,14 @@ LOOK_SECONDS = 0.05
 TRACEBACK = "Traceback (most recent call last):"
 
 WALL_SHARE, WALL_SPARE = 1.25, 10.0
-"""Limit of a command's wall time: a factor on its budget, plus seconds."""
+"""Limit of a command's wall time: a factor on its tuning budget, plus seconds."""
 
 MEMORY_BYTES, MEMORY_SHARE = 4 << 30, 3
-"""Limit of the memory of its processes together: bytes, plus a factor on the model's size."""
+"""Limit of the total memory of a command's processes: bytes, plus a factor on the model's size."""
 
 BYTECODE = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(FOLDER / "bytecode")}
-"""The environment in which Python keeps its bytecode, as on a user's machine. Without it, each of a
-command's processes compiles its imports for 3 s."""
+"""Environment variables by which Python caches bytecode, as on a user's machine. Without a cache,
+each process of a command compiles its imports for 3 s."""
 
 KILLED = "killed: it went on and on"
 
@@ -138,7 +138,7 @@ HEADER = (
 
 
 def tried(model: Collected, options: argparse.Namespace) -> Row:
-    """Tune one model with the command in a subprocess, and return its row."""
+    """Run `tilewright tune` on one model in a subprocess, and return its row."""
     try:
         file = model.file(options.folder)
     except FetchError as error:

@@ -58,7 +58,8 @@ FORTY = (
     *("dnsmos-p835", "aecmos", "plcmos", "silero-vad-half", "silero-vad-sequence", "silero-vad"),
     *("oskut-tl-deepcut-ws", "mtcnn-onet", "arabic-names-encoder", "caustic", "ppocr-v4-det"),
 )
-"""Models of all kinds, most of them with open dimensions, in the order in which they are tried."""
+"""Models of all kinds, most of them with dynamic dimensions, in the order in which they are
+tried."""
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "show graph": ("show", "graph", "{model}"),
@@ -77,13 +78,15 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "job replay": ("job", "replay", "{run}"),
     "record find": ("record", "find", "{model}"),
 }
-"""The words of each command by its name in the table; what braces name is made for each model.
+"""The words of each command, by its name in the table. Braces are placeholders for files of a
+model.
 
-`tune` is there for those behind it; `make collection` is about it.
+The command `tune` is included only because later ones need its results; `make collection` tests
+it.
 """
 
 _MADE_BY = {"artifact": "compile", "tuned": "tune", "run": "tune"}
-"""The commands that make what braces name."""
+"""The commands that make the files of placeholders."""
 
 _PATHS = {
     "artifact": "artifact",
@@ -92,7 +95,7 @@ _PATHS = {
     "outputs": "outputs.npz",
     "quantised": "quantised.onnx",
 }
-"""Files that braces name, in the folder of a model."""
+"""The paths of placeholders, relative to the folder of a model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,16 +27,16 @@ from tilewright.service.storage import open_storage
 WEB, TUNER, WORKER = "web", "tuner", "worker"
 
 OF_A_JOB = b"tilewright.compiler.process.bounded"
-"""Text in the command line of a child that computes for a job."""
+"""Text in the command line of child processes that compute for a job."""
 
 LEFT = ("job cancelled", "job let go", "job given back", "job ended", "job failed")
-"""Message that a tuner logs when it has finished with a job."""
+"""Messages that a tuner logs when it has finished its work for a job."""
 
 LOOK_SECONDS = 0.02
 WATCH_SECONDS = 0.2
 
 JOB_LEASE_SECONDS = 4.0
-"""How long after its tuner was killed a job is taken up again."""
+"""Seconds after which another tuner takes over the job of a killed tuner."""
 
 
 class ObservedService:

@@ -19,7 +19,7 @@ from benchmarks.real_list import exported, shipped
 LIGHT, QUANTISED_GROUP, EXAMPLES, SHIPPED = "light-models", "quantised", "examples", "shipped"
 
 OF_EXAMPLES = ("mlp", "lstm-2x256-64", "c3d-small", "mobilenetv2")
-"""Models that examples/ and the documentation tune; other examples use those of `classic`."""
+"""Models that examples/ and the documentation tune. Further examples use models of `classic`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from benchmarks.collection_fleet import TUNER, ObservedService, lives, waited
 from tilewright.db.stores.jobs import Job
 
 GONE_SECONDS = 1.0
-"""How long the processes of a job may live after it was cancelled, or its tuner killed."""
+"""Seconds that a job's processes may live after it was cancelled or its tuner was killed."""
 
 ENOUGH_TRIALS = 5
 

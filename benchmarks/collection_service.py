@@ -42,7 +42,8 @@ from benchmarks.report import Origin, markdown_table, read_data, write_data
 from tilewright.service.client import ClientError
 
 MEMORY_SPARE = 64 << 20
-"""How much more a tuner may hold after all jobs than after the first: allocators keep some."""
+"""Bytes by which a tuner's memory may grow from the first job to the last, because allocators
+retain some memory."""
 
 LONGEST = 160
 
@@ -182,7 +183,7 @@ def _fetched(service: ObservedService, job_id: str) -> str:
 
 
 Keep = Callable[[str, Any], None]
-"""Callback for the progress of a part: its name and its results so far."""
+"""Callback that stores the results of a part so far: their name and their value."""
 
 
 def run_models(
@@ -348,7 +349,7 @@ OF_MOMENTS = tuple(
         *("mtcnn-onet", "oskut-tl-deepcut-ws"),
     )
 )
-"""One for each phase, large enough to be met there."""
+"""A model for each phase, large enough that the phase can be observed."""
 
 OF_BESIDE = ("shipped/mnist-cntk", "shipped/ddddocr-common", "shipped/ppocr-v6-rec")
 
@@ -396,7 +397,7 @@ def named(names: Sequence[str], options: argparse.Namespace) -> list[Collected]:
 
 
 def play(part: str, service: ObservedService, options: argparse.Namespace, keep: Keep) -> None:
-    """Run one part on a running service, and pass its results to the callback `keep`."""
+    """Run one part (such as `cancel`) on a running service, and pass its results to `keep`."""
     match part:
         case "models":
             models = collected(options.groups, options.fetch_seconds)

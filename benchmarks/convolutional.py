@@ -12,19 +12,24 @@ import numpy as np
 from benchmarks.onnx_writer import OnnxWriter
 
 SILU_GAIN = 2.6
-"""Makes up for x * sigmoid(x), which leaves 0.355 of a standard normal's mean square, a little more
-of a larger one's and less of a smaller one's: 1 / 0.355 grows without bound over 50 layers, and 2.4
-fades."""
+"""Gain of the weights that follow a SiLU, to preserve the mean square of the values.
+
+SiLU leaves 0.355 of a standard normal's mean square, slightly more of larger values and less of
+smaller ones. With a gain of 1 / 0.355, values would grow without bound over 50 layers; with 2.4
+they would vanish.
+"""
 
 
 _B0_STAGES = (
     *((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3)),
     *((6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3)),
 )
-"""Expansion, filters, repeats, first stride, kernel: table 1 of EfficientNet's paper."""
+"""Expansion, filters, repeats, first stride and kernel of each stage: table 1 of the EfficientNet
+paper."""
 
 _DETECTOR_GAIN = 2.4
-"""As SILU_GAIN: pools of maxima add to the mean square, and 2.3 fades."""
+"""As SILU_GAIN. It is smaller, because maximum pools increase the mean square; with 2.3 values
+would vanish."""
 
 
 def mobilenet_v2(seed: int = 0, size: int = 224, classes: int = 1000) -> Any:

@@ -40,10 +40,11 @@ ASKED = {
     "cortex-a53": 0.75,
     "cortex-a55": 0.75,
 }
-"""The share that is aimed at on each core."""
+"""The share of peak that is required on each core."""
 
 LLVM = 19
-"""Its models have all these cores; the LLVM that makes the code is newer."""
+"""Release of llvm-mca, which has models of all these cores. The LLVM that generates the code is
+newer."""
 
 MODELS = ("resnet50", "mobilenetv2", "minilm-l6-128")
 _FMA = KINDS.index(OperationKind.FMA)

@@ -51,13 +51,13 @@ from tilewright.tuner.protocol.measurement import RecordKey, Trial
 RESULTS_FOLDER = Path(__file__).parent / "results"
 
 CORRECTIONS = (8, 24)
-"""Own samples of a task that correct a base model."""
+"""Numbers of a task's own samples by which a base model is corrected."""
 
 OBJECTIVES = tuple(Objective)
 DEFAULT = (DEFAULT_OBJECTIVE,)
 
 FOLDS = 6
-"""Parts that are left out, one at a time."""
+"""Number of folds of the cross-validation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def read_samples(folder: Path, unconstrained: bool) -> dict[str, list[Sample]]:
 
 
 Folds = Sequence[Collection[str]]
-"""The tasks of each part that is left out, by their names."""
+"""The names of the tasks in each fold."""
 
 
 def folds_of_tasks(samples: Mapping[str, Sequence[Sample]]) -> Folds:

@@ -38,7 +38,8 @@ from tilewright.tuner.search.memory import Memory
 from tilewright.tuner.tasks import Task, make_task
 
 ROUNDS = RepeatSettings(samples=12, round_seconds=0.1, margin=0.5, abandon_ratio=6.0)
-"""More than a search would spend, and on slow candidates, too: they are half of the data."""
+"""More samples than a search would take, also of slow candidates, because these are half of the
+training data."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,19 +36,21 @@ NETWORKS = (
 )
 
 TASKS = 10
-"""Tasks of a network."""
+"""Number of tasks per network."""
 
 DRAWN_TASKS = 90
-"""Tasks of an operator: random sizes cost nothing, and from twice the tasks a model learns to order
-two more of a hundred pairs."""
+"""Number of tasks per operator. Random sizes cost nothing, and with twice as many tasks a model
+orders two more of a hundred pairs correctly."""
 
 MOST_FLOPS = 1.5e9
 LEAST_FLOPS = 2e5
-"""Tasks beyond these take too long, or too short a time to be compared."""
+"""Range of a task's operations. Larger tasks take too long, and times of smaller ones are too short
+to be compared."""
 
 
 LEAST_SCHEDULES = 24
-"""Smaller spaces are measured whole: there is nothing to choose."""
+"""Tasks with fewer schedules are excluded: all of them would be measured, so a ranking is
+useless."""
 
 
 def families(folder: Path, target: Target) -> dict[str, list[Workload]]:
@@ -149,7 +151,7 @@ DRAWN: dict[str, Callable[[random.Random], Any]] = {
     "pools": _pool,
     "rows": _rows,
 }
-"""Families of one operator with random sizes, as models."""
+"""Functions that make a model of one operator with random sizes, by family."""
 
 
 def _is_fit(workload: Workload, target: Target) -> bool:

@@ -41,10 +41,11 @@ NAME = "counted"
 MODELS = ("mobilenetv2", "mobilenetv2-qdq", "minilm-l6-128", "resnet50")
 PEER = "onnxruntime"
 WHEELS = ("onnxruntime==1.31.1", "flatbuffers", "packaging", "protobuf")
-"""Of AArch64 and CPython 3.11, as the emulated machine has it."""
+"""Wheels for AArch64 and CPython 3.11, which the emulated machine has."""
 
 RUNS = 2
-"""The last one counts: a first one also makes what later ones reuse."""
+"""Number of runs. The last one counts, because the first one also creates data that later ones
+reuse."""
 
 OURS = """
 from tilewright import load_artifact

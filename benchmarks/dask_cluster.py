@@ -45,9 +45,7 @@ class Cluster:
         return f"tcp://127.0.0.1:{self.port}"
 
     def scheduler(self) -> subprocess.Popen[bytes]:
-        """Start the scheduler on a free port, and return its process when it accepts
-        connections.
-        """
+        """Start the scheduler on a free port; return its process when it accepts connections."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]

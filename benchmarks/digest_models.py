@@ -145,9 +145,10 @@ POSITIVE = ("Relu", "Sigmoid", "Softmax", "Clip")
 
 
 def dead_taps() -> Any:
-    """A dilated convolution whose outer taps read only padding, for `compiler.passes.dead_taps`.
+    """A model for the pass `compiler.passes.dead_taps`.
 
-    It reads one half of a Split; the other half is unused.
+    The outer taps of its dilated convolution read only padding. It reads one half of a Split; the
+    other half is unused.
     """
     writer = OnnxWriter("dead_taps", 0)
     half, _ = writer.split(writer.input("x", (1, 32, 8, 10)), [16, 16], axis=1)
@@ -157,7 +158,9 @@ def dead_taps() -> Any:
 
 
 def layer_norm() -> Any:
-    """A layer normalisation in primitive operators, for `compiler.passes.layer_norm`."""
+    """A model for the pass `compiler.passes.layer_norm`: layer normalisation in primitive
+    operators.
+    """
     writer = OnnxWriter("layer_norm", 0)
     x = writer.input("x", (6, 48))
     centred = writer.node("Sub", x, writer.node("ReduceMean", x, axes=[-1]))
@@ -171,7 +174,10 @@ def layer_norm() -> Any:
 
 
 def byte_pairs() -> Any:
-    """A MatMulInteger of two inputs, for `compiler.passes.integer_activation_products`."""
+    """A model for the pass `compiler.passes.integer_activation_products`.
+
+    It is a MatMulInteger whose operands are both inputs.
+    """
     writer = OnnxWriter("byte_pairs", 0)
     left = writer.input("left", (6, 48), TensorProto.UINT8)
     right = writer.input("right", (48, 20), TensorProto.UINT8)
@@ -198,7 +204,7 @@ def _nodes() -> dict[str, DigestModel]:
 
 
 LETTERS = ("AB", "C", "DEF", "GHI", "JKLM", "NOP", "Q", "R", "S", "TUVWXYZ")
-"""As many models have each first letter."""
+"""Groups of first letters of operators, with about equal numbers of models."""
 
 
 def _of_case(case: SweepCase) -> Any:
@@ -330,7 +336,7 @@ LARGE = (
     *("open-gpt2", "open-llama", "open-mobilenetv2", "open-detector", "large-batch"),
     *("lstm-2x256-64", "quantised-gpt2-prefill-int4-int8"),
 )
-"""Models of many kernels, which are compiled for a part of the targets."""
+"""Models with many kernels, which are compiled for only some of the targets."""
 
 DIGESTED: Mapping[str, DigestModel] = {
     name: replace(model, share=LARGE_SHARE) if name in LARGE else model

@@ -84,7 +84,7 @@ FILE = Path(__file__).parent / "data" / "digests.txt"
 PARTS = ("plan", "kernels", "program", "values", "space")
 
 SAMPLES = 16
-"""Schedules of a workload's space that are lowered."""
+"""Number of random schedules per workload that are lowered."""
 
 
 MODES: Mapping[str, Mapping[str, Any]] = {
@@ -95,13 +95,13 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "bfloat16": {"precision": DType.BFLOAT16},
     "float16": {"threads": 4, "precision": DType.FLOAT16, "in_place": False},
 }
-"""The fields of a mode that differ from the default."""
+"""The fields of each mode that differ from the default mode, by a name for the mode."""
 
 SAMPLED = "loose"
-"""In this mode each piece of a cut range has a schedule of its own, as after tuning."""
+"""In this mode, each piece of a divided range has its own schedule, as after tuning."""
 
 Digests = Mapping[str, str]
-"""A short digest of each of PARTS."""
+"""A short digest for each name in PARTS."""
 
 
 @dataclass(slots=True)

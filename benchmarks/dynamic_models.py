@@ -12,7 +12,7 @@ from benchmarks.onnx_writer import OnnxWriter
 from benchmarks.transformer import BERT_VOCABULARY, GPT2_VOCABULARY, Blocks
 
 POSITIONS = 1024
-"""Rows of tables of positions: no sequence is longer."""
+"""Number of rows of tables indexed by position, and so the longest sequence."""
 
 LOWEST = np.finfo(np.float32).min
 

@@ -32,7 +32,7 @@ from tilewright.compiler.api import compile_model
 Feeds = Mapping[str, Any]
 
 VOCABULARY = 1000
-"""Upper bound of random tokens, which every model's vocabulary contains."""
+"""Exclusive upper bound of random token ids; every model's vocabulary is larger."""
 
 
 @dataclass(frozen=True, slots=True)

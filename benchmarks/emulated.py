@@ -51,7 +51,7 @@ MODELS = (
     *("densenet121", "alexnet", "zfnet512", "minilm-l6-128", "bert-base-128", "vgg19"),
 )
 LARGEST_ERROR = 1e-4
-"""Of float32; a model that is quantised has that of its case."""
+"""Accepted error of float32 models. Quantised models have the `largest_error` of their case."""
 
 SCRIPT = """
 import sys
@@ -75,7 +75,8 @@ found.forEach((values, i) => writeFileSync(`${process.argv[2]}/output-${i}.bin`,
 """
 
 Run = Callable[[Path, GraphPlan, Mapping[str, NDArray[Any]]], list[NDArray[Any]]]
-"""Compiles a plan into a folder and runs it once on inputs; all outputs, maybe flat."""
+"""Compiles a plan in a folder and runs it once on inputs; returns all outputs, which may be
+flat."""
 
 
 @dataclass(frozen=True, slots=True)

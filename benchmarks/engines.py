@@ -170,10 +170,11 @@ def load_tuned(
 
 
 FLOAT32_ERROR = 1e-3
-"""Accepted error of float32 engines. An engine that states it races only if it is named."""
+"""Accepted error of float32 engines. An engine that sets it explicitly races only if it is
+named."""
 
 BF16_ERROR = 5e-2
-"""As `compiler.runtime.verify` allows bfloat16."""
+"""Accepted error of bfloat16 engines, as in `compiler.runtime.verify`."""
 
 ENGINES = {
     engine.name: engine
@@ -214,7 +215,7 @@ ENGINES = {
         ),
     )
 }
-"""In the order of the tables."""
+"""All engines by name, in the order of the tables."""
 
 
 class Served:

@@ -37,10 +37,10 @@ NAME = "features"
 NETWORKS = ("resnet50", "mobilenetv2", "bert-base-128")
 
 ALIKE = 3
-"""Workloads of a network that offer the same algorithms, at most."""
+"""Maximum number of workloads per network with the same set of algorithms."""
 
 WANTED = 2000
-"""Candidates of each workload, at most, which should have their rows in a second."""
+"""Maximum number of candidates per workload. Their features should be computed within a second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,16 @@ from tilewright.compiler.targets.host import host_target
 from tilewright.tuner.measure.roofline import loaded_probes
 
 LARGEST_ERROR = 1e-3
-"""Over the largest logit; engines that compute in float32 differ by 1e-5."""
+"""Accepted error of logits, relative to the largest logit. Engines that compute in float32 differ
+by 1e-5."""
 
 BLOCK, SMALL_BLOCK = 256 << 20, 1 << 20
-"""Bytes that the loop reads which only reads: more than caches hold; the latter to try out."""
+"""Bytes that the memory-reading loop reads, which exceed the caches; the second number is for
+`--small`."""
 
 READS = 12
-"""Times that it does so before and after each turn: as long as a few dozen steps."""
+"""Number of reads of the block before and after each turn, which take as long as a few dozen
+steps."""
 
 MODULE = "benchmarks.generators"
 WORDS = {"gpt2": GPT2_VOCABULARY, "llama": LLAMA_VOCABULARY}

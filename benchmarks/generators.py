@@ -40,7 +40,7 @@ SMALL: Mapping[str, Mapping[str, int]] = {
         "vocabulary": 500,
     },
 }
-"""Sizes for trying out; the defaults are those of the race."""
+"""Tiny sizes for tests, by model. The sizes of a race are the defaults."""
 
 
 class Generator(Protocol):
@@ -171,7 +171,7 @@ ENGINES = {
         Engine("untuned-growing", tilewright, "growing", "tilewright", "compiler"),
     )
 }
-"""In the order of the tables."""
+"""All engines by name, in the order of the tables."""
 
 
 def decoder(model: str, reach: Reach, cache: str, *, small: bool = False) -> Any:

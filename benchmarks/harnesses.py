@@ -53,7 +53,7 @@ PROGRAMS = (
 ANY_ERROR = 1e300
 
 LEAST_SECONDS, MOST_SECONDS = 2e-6, 2e-2
-"""Seconds of a kernel that is measured: faster ones show too little on the clock."""
+"""Range of times of a measured kernel, in seconds. The clock is too coarse for faster kernels."""
 
 
 class SideProcess:

@@ -60,9 +60,9 @@ class Liar:
         self.name = f"liar-{kind.value.split()[0]}"
         self.worker_id = ""
         self.statuses: Counter[int] = Counter()
-        """Lies, by the status of the answer."""
+        """Number of lies by the HTTP status of the answer."""
         self.believed: list[str] = []
-        """Lies about the leases of others that had an effect."""
+        """Lies about other workers' leases that had an effect, as texts."""
         self._leases = leases
         self._random = random.Random(seed)
         self._http = httpx2.Client(

@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 BLOCK = 32
 LAYER_WEIGHTS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-"""In the order in which a layer multiplies with them."""
+"""llama.cpp's names of a layer's weights, in the order of the ONNX model's products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def load_llama_cpp(model: Any, feeds: Arrays, threads: int, schedules: str) -> R
 
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _SILENT = _LOG(lambda level, text, data: None)
-"""Callback that drops llama.cpp's messages about every tensor."""
+"""Callback that discards llama.cpp's log messages."""
 
 
 class LlamaWeights:

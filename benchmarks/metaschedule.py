@@ -50,12 +50,12 @@ AT_TRIALS = (8, 16, 32, 64, 256)
 AT_SECONDS = (10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
 
 DEFAULTS_SECONDS = 300.0
-"""For TVM to compile and time all tasks of a model untuned."""
+"""Time limit in seconds for TVM to compile and time all untuned tasks of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The folder of the runs, and the path of the Python interpreter that has TVM."""
+    """Makes, stores and races runs in a folder; `tvm` is the Python interpreter that has TVM."""
 
     folder: Path
     tvm: str

@@ -35,15 +35,21 @@ BUILD_THREADS = 2
 REPEATS = 3
 SAMPLE_SECONDS = 0.02
 SLOW_SECONDS = 0.2
-"""A kernel that takes longer is run once: the time is better spent on the next candidate."""
+"""A kernel that takes longer is run only once, which leaves more time for other candidates."""
 LARGEST_BATCH = 16
-"""Candidates that are searched for, built and measured at once. TVM's default of 64 would be one
-batch of a small budget: its first result would come after 64 builds, and it would learn nothing.
-Fewer where the trials would not go round, since each task gets a batch before any gets a second."""
+"""Maximum number of candidates in a batch, that is searched, built and measured together.
+
+With TVM's default of 64, a small budget would be a single batch, its first result would come after
+64 builds, and the cost model would learn nothing. A batch is smaller if the trials would not
+suffice for one batch per task, because each task gets a batch before any gets a second one.
+"""
 POPULATION = 64
-"""Of its evolutionary search. With TVM's default of 512 the search for one batch takes a third of a
-minute, so in a small budget of time hardly anything is measured; and as its cost model guesses
-until it has 100 samples, the larger population is not better."""
+"""Population size of TVM's evolutionary search.
+
+With TVM's default of 512, searching one batch takes a third of a minute, so few candidates are
+measured within a small time budget. The larger population is not better, because the cost model
+guesses until it has 100 samples.
+"""
 
 TOO_LATE = "its time was up"
 
@@ -106,7 +112,7 @@ def build_candidate(item: Any) -> Any:
 
 
 _built: dict[str, Any] = {}
-"""Modules between builder and runner, by the path that TVM passes on."""
+"""Modules that the builder passes to the runner, by the path that TVM hands over."""
 
 
 @derived_object

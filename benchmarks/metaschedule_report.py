@@ -18,7 +18,7 @@ from benchmarks.metaschedule_runs import Engine, Run
 from benchmarks.report import Origin, markdown_table
 
 UNTUNED = "°"
-"""Marks a time in which a kernel counts untuned, since it was not measured yet."""
+"""Marks a time that includes untuned kernels, because they were not measured yet."""
 
 
 class Axis(StrEnum):
@@ -37,7 +37,7 @@ class Side:
 
     seconds: float
     untuned: bool
-    """At least one run has an unmeasured kernel."""
+    """Whether any of the runs has a kernel without a measurement."""
 
     def cell(self) -> str:
         return f"{self.seconds * 1e3:.3g}{UNTUNED if self.untuned else ''}"
@@ -45,7 +45,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """The times of both engines at one point of an axis; `value` is TVM's time over ours."""
+    """The times of both engines after the same number of trials or seconds (`at`).
+
+    `value` is TVM's time over ours.
+    """
 
     at: float
     ours: Side

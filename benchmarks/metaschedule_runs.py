@@ -24,7 +24,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RUN_FILE = "run.json"
 GRACE_SECONDS = 120.0
-"""After its budget a child that has not ended is killed: TVM measures the batch that it is at."""
+"""A child that runs this much longer than its budget is killed. TVM first finishes its present
+batch."""
 
 
 class Engine(StrEnum):

@@ -87,7 +87,8 @@ STATIC_INT8 = (
 DYNAMIC_INT8 = ("bert-base-128", "minilm-l6-128")
 WEIGHTS_INT4 = ("gpt2-prefill-64", "gpt2-decode-64", "llama-prefill-64", "llama-decode-64")
 INT8_ERROR = 0.2
-"""Each rounding that falls on the other side moves what follows by a step of 1/255."""
+"""Accepted error of int8 models. A value that is rounded differently changes all later values by a
+step of 1/255."""
 
 
 def _quantized(case: ModelCase) -> Iterator[ModelCase]:
@@ -145,7 +146,7 @@ SINGLE = {
         ModelCase("conv3x3-128x28", partial(operators.conv, 128, 128, (28, 28))),
     )
 }
-"""Operators that tuners are compared on; no models to race."""
+"""Single operators on which tuners are compared. They do not take part in races."""
 
 
 def case(name: str) -> ModelCase:

@@ -31,8 +31,8 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "compiler/schedule": ("tests/golden/kernels", "tests/unit/schedule", "tests/unit/codegen"),
     "tuner": ("tests/unit/tuner",),
 }
-"""The packages that mistakes are made in, and the tests that judge them."""
+"""For each package that is mutated, the tests that should detect its mutants."""
 
 CONTRACTS: Mapping[str, str] = {"service": "tests/golden/service/test_golden_contract.py"}
-"""Tests that compare all that a package declares with a file, by the package's first folder. They
-read what modules made at import, and execute little of them."""
+"""Tests that compare all declarations of a package with a file, by the package's first folder. They
+read objects that were created at import, and therefore execute few lines of the package."""

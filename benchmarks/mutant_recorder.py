@@ -31,7 +31,7 @@ patch = _exit, fork
 sigterm = true
 disable_warnings = no-data-collected, module-not-measured, no-ctracer
 """
-"""The settings of coverage for the Python processes that a test starts."""
+"""Coverage's settings for Python processes that a test starts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class Outcome(StrEnum):
     TIMED_OUT = "timed out"
     SURVIVED = "survived"
     NOT_EXECUTED = "not executed"
-    """The mutant survived without a run, since no test executes its line."""
+    """The mutant survived without a run, because no test executes its line."""
 
 
 @dataclass(frozen=True, slots=True)

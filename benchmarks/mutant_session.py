@@ -42,28 +42,33 @@ LIBRARIES = (
     *("_pytest.assertion.rewrite", "hypothesis.strategies", "sqlalchemy.orm", "alembic.command"),
     *("fastapi.testclient", "typer.testing", "uvicorn", "pydantic_settings", "structlog"),
 )
-"""Modules that most tests import. A fork of a fresh session imports others itself."""
+"""Third-party modules that most tests import. A fork of a fresh session imports all others."""
 
 OPTIONS = (
     *("-q", "-s", "--no-header", "--tb=line", "-p", "no:cacheprovider", "--hypothesis-seed=0"),
     *("-k", "not postgresql"),
 )
-"""The arguments of pytest. A PostgreSQL server takes longer to start than all tests of a mutant."""
+"""Arguments of pytest. Tests with PostgreSQL are excluded, because a server takes longer to start
+than all tests of a mutant."""
 
 FOLDER = Path(".mutants")
-"""In the copy: the temporary files of a fork, and what it says."""
+"""Folder in the copy for a fork's temporary files and its output."""
 
 POLL_SECONDS = 0.25
 TAIL_LINES = 12
 MEMORY_BYTES = 8 << 30
-"""A mutant that asks for more is caught, and the machine goes on."""
+"""Memory limit of a fork. A mutant that allocates more is caught, and cannot exhaust the machine's
+memory."""
 
 IMPORT_SECONDS = 10.0
 SPARE_CPU_SECONDS = 5.0
 SPARE_SECONDS = 25.0
 TIMES = 3.0
-"""A test has this many times its seconds, and some to spare: few of CPU time, since other programs
-do not count there, and more of the clock's, for tests that wait. An import takes seconds too."""
+"""The time limit of a test is this factor on its recorded time, plus spare seconds.
+
+The spare CPU time is small, because other programs do not add to it. The spare wall time is larger,
+for tests that wait. An import has a limit of its own (IMPORT_SECONDS).
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,12 @@ from benchmarks.mutant_swap import differing_functions
 from benchmarks.mutations import Mutant
 
 SLOWEST_SECONDS = 10.0
-"""A test that takes more processor time, while it is recorded, judges no mutant."""
+"""A test that takes more processor time while it is recorded is not run on mutants."""
 
 _NO_CODE = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 
 Spans = Mapping[str, Sequence[tuple[int, int]]]
-"""The first and last of runs of lines, by path from the root."""
+"""Ranges of lines as (first, last), by path relative to the project root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Recordings:
 
 
 def logical_line(text: str, line: int) -> range:
-    """The lines of the statement that contains a line, or of its head if it is compound.
+    """The range of lines of the statement that contains a line; of a compound statement, its head.
 
     Coverage does not record all lines of a multi-line statement: lines that contain only constants
     are never executed separately.

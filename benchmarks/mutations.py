@@ -22,10 +22,12 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
 LONGEST_CHANGE = 160
-"""Most characters of a change that is shown whole; of a longer one, the difference is shown."""
+"""Maximum number of characters of a change that is shown in full. Of longer ones, only the part
+that differs is shown."""
 
 NOT_MUTATED = (cst.Annotation, cst.Decorator, cst.Raise)
-"""Types and decorators act where a module is imported; of an error's words nothing depends."""
+"""Nodes that are not mutated. Annotations and decorators act at import, and nothing depends on the
+text of an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,8 @@ def _part(node: cst.BooleanOperation) -> Iterable[cst.CSTNode]:
 
 
 MIGRATIONS = Path("db/migrations/versions")
-"""Not mutated: a migration never changes once databases have gone through it, so no later mistake
-can be made in one. Tests compare what migrations make with the models, which are mutated."""
+"""Not mutated, because a migration never changes after databases have used it, so no new mistake
+can occur in it. Tests compare the result of the migrations with the models, which are mutated."""
 
 OPERATORS: tuple[tuple[type, Callable[[Any], Iterable[cst.CSTNode]]], ...] = (
     *mutation_operators,
@@ -100,7 +102,7 @@ OPERATORS: tuple[tuple[type, Callable[[Any], Iterable[cst.CSTNode]]], ...] = (
     (cst.CompIf, _condition),
     (cst.BooleanOperation, _part),
 )
-"""A kind of node, and what may take the place of such a node."""
+"""Pairs of a kind of node and a function that yields replacements for such a node."""
 
 
 def sample(root: Path, package: str, count: int, seed: int) -> tuple[list[Mutant], int]:

@@ -32,9 +32,10 @@ ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "newcomer"
 GOES_ON = "# goes on"
 LOOKS = ("tilewright doctor", "tilewright-worker --check")
-"""Commands that end with 3 where the machine could be better: the documents say so."""
+"""Commands that exit with status 3 if the machine could be better. The documents mention this
+status."""
 READY = "serving http|registered as"
-"""Messages of a service and a worker when they are ready."""
+"""Pattern of the messages by which a service or a worker reports that it is ready."""
 
 
 @dataclass(frozen=True, slots=True)

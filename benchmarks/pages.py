@@ -31,11 +31,11 @@ from tilewright.service.dashboard.app import PATH, ROUTERS
 from tilewright.service.dashboard.session import COOKIE
 
 GOAL = 0.2
-"""Seconds that a page may take."""
+"""Maximum time of a page in seconds."""
 
 START_SECONDS = 60.0
 LATE = 20
-"""Pages of a list that are turned before its late page is timed."""
+"""Number of the page of a list that is timed in addition to the first page."""
 
 NOT_ASKED = {
     "/v1/jobs/{job_id}/events": "a stream, which ends with its job",
@@ -88,7 +88,7 @@ QUERIES: Mapping[str, Sequence[str]] = {
     "/v1/workers": ("", "alive=true"),
     "/v1/audit": ("", "limit=1000"),
 }
-"""Query parameters of a route."""
+"""Query strings to request, by route."""
 
 
 @dataclass(frozen=True, slots=True)

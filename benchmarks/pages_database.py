@@ -53,13 +53,14 @@ from tilewright.tuner.protocol.version import PROTOCOL
 
 MODELS = 40
 WORKLOADS = 25
-"""Of each model but the first, which has its own."""
+"""Number of workloads per model. The first model is real, and has its own workloads."""
 
 TEMPLATES = 1000
-"""Trials that are written by the store, and copied; a job has some hundred of each copy."""
+"""Number of trials that the store writes. They are then copied inside the database; each copy of
+all of them belongs to one job."""
 
 COST_MODELS = 40
-"""Versions for each target."""
+"""Number of versions per target."""
 
 ORIGINS = ("default", "random", "model", "mutation", "neighbour")
 STATUSES = (Status.OK,) * 17 + (Status.BUILD_ERROR, Status.WRONG_ANSWER, Status.RUN_TIMEOUT)

@@ -25,7 +25,7 @@ from tilewright.compiler.runtime.packing import aligned_empty
 from tilewright.compiler.runtime.verify import compare
 
 OURS = "untuned"
-"""The name of the engine that is compared with the reference."""
+"""Name of the engine that is compared with the reference."""
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ OPTIONS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgro
 DESK = ViewportSize(width=1200, height=860)
 PHONE = ViewportSize(width=360, height=740)
 PATIENCE = 300_000.0
-"""Most milliseconds that a page may take for a step."""
+"""Time limit of each step in the browser, in milliseconds."""
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 SELF = "workers"
-"""Label of this process, which runs the simulated workers."""
+"""Name of this process in the result. It runs the simulated workers."""
 
 DATABASE = "database"
 

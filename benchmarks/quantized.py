@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 SAMPLES = 4
-"""Inputs of a calibration: activations of random inputs to random weights are all alike."""
+"""Number of calibration inputs. Few suffice, because activations of random inputs and weights are
+all alike."""
 
 LEAST_OPSET = 13
-"""The first one with a scale for each channel."""
+"""The first opset with scales per channel."""
 
 Feeds = Callable[[Any, int], Mapping[str, NDArray[np.generic]]]
 

@@ -46,16 +46,20 @@ MODELS = (
     *("squeezenet", "shufflenet", "mobilenetv2", "inception-v1", "inception-v2", "densenet121"),
     *("resnet50", "zfnet512", "alexnet", "bert-base-128", "vgg19"),
 )
-"""The nine of LIGHT_MODELS and two more, small ones first."""
+"""The nine models of LIGHT_MODELS and two others, small ones first."""
 
 METHODS: Mapping[str, Method] = {"static": StaticInt8(), "dynamic": DynamicInt8(), "int4": Int4()}
 CALIBRATION = 8
 HELD_OUT = 192
-"""Samples; a softmax has a few large entries, and on three samples engines differ by 0.6 dB. On 48
-the standard error of a difference is up to 0.6 dB, on 192 up to 0.2."""
+"""Default number of samples on which the engines are compared.
+
+A softmax has only a few large values: on 3 samples the engines differ by 0.6 dB. On 48 samples the
+standard error of a difference is up to 0.6 dB, and on 192 samples up to 0.2 dB.
+"""
 
 SEARCHED = 8
-"""Held-out samples on which a stated loss is kept: each combination of layers runs on them."""
+"""Number of held-out samples on which a required quality is checked. Each combination of layers
+runs on all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +76,11 @@ class Peer:
 
 
 Noise = Sequence[Sequence[Fidelity]]
-"""Noise of each output on each sample: quantised against float32."""
+"""Fidelity of each output on each sample: the quantised model against the float32 model."""
 
 Outputs = list[list[np.ndarray]]
 Run = Callable[[Any, Sequence[Mapping[str, np.ndarray]]], Outputs]
-"""A model on samples."""
+"""Runs a model on samples, and returns all outputs per sample."""
 
 
 @dataclass(frozen=True, slots=True)

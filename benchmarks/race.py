@@ -36,9 +36,10 @@ from tilewright.compiler.runtime import verify
 REFERENCE = "onnxruntime"
 RESULTS_FOLDER = Path(__file__).parent / "results"
 ALONE = " on 1"
-"""Suffix of an engine's name that runs on one thread in a race on several."""
+"""Suffix of the name of an engine that runs on one thread in a race on several threads."""
 LARGEST_ERROR = 1e-3
-"""Over the largest output; float32 engines differ by 1e-5 at most, 16-bit ones by 1e-2."""
+"""Accepted error, relative to the largest output. Engines differ by at most 1e-5 in float32, and by
+1e-2 in 16 bits."""
 
 
 class Racer:

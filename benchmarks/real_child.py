@@ -64,7 +64,7 @@ class Answer:
 
 
 SUSPICIOUS_ERROR = 1e-3
-"""From here on ONNX Runtime is compared with itself, too."""
+"""From this error on, ONNX Runtime is also compared with itself without optimisations."""
 
 
 def _of_onnxruntime(path: Path, *, optimised: bool = True) -> Run:

@@ -28,7 +28,7 @@ from benchmarks.real_list import Exported, Shipped
 
 REPOSITORY = Path(__file__).parent.parent
 MOST_BYTES = 1 << 30
-"""No file of a package may be larger: an archive could say anything."""
+"""Maximum size of a file in a package, which protects against malicious archives."""
 
 
 class FetchError(Exception):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 DATA_FOLDER = Path(__file__).parent / "data" / "real_models"
 
 LARGEST_ERROR = 1e-3
-"""Accepted error, over the largest output: float32 engines differ by less."""
+"""Accepted error, relative to the largest output. Float32 engines differ by less."""
 
 Value = float | str
 

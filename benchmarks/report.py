@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 LONGEST_ERROR = 160
-"""Characters of an engine's error in a table; the JSON file has all of it."""
+"""Maximum number of characters of an engine's error in a table. The JSON file has the full text."""
 
 
 ROOT = Path(__file__).parents[1]

@@ -105,7 +105,8 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
         "chaos": "promises kept while processes are killed and workers lie",
     },
 }
-"""By kind of question, reports by the stem of their files."""
+"""The question that each report answers, by kind of question and by the stem of the report's
+file."""
 
 OLDER: Mapping[str, str] = {
     "accuracy": "python -m benchmarks.accuracy",
@@ -121,7 +122,7 @@ OLDER: Mapping[str, str] = {
     "search-unconstrained": "python -m benchmarks.search compare --unconstrained",
     "unseen-shapes": "python -m benchmarks.unseen_shapes --count 60",
 }
-"""Commands by stem."""
+"""Commands of older reports that do not contain them, by the stem of the report's file."""
 
 _ORIGIN = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:T\S+?)?, ([^,\n]+?)(?: \([^)]*\))?, commit ([0-9a-f]{7,})"

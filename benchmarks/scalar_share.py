@@ -31,7 +31,7 @@ from tilewright.tuner.analysis.features import target_facts
 from tilewright.tuner.analysis.machine import describe
 
 MOST = 0.05
-"""The share of a model's time that scalar code may take."""
+"""Maximum share of a model's time that scalar code may take."""
 
 SCALAR = "scalar"
 

@@ -54,7 +54,7 @@ DEFAULT = f"{TuneOptions().strategy}+{TuneOptions().model}"
 RANDOM = "random+none"
 WITHOUT_ESTIMATES = "-estimate"
 WARM = f"{DEFAULT}+warm"
-"""The default with the base model of a warm database."""
+"""The default method, starting from the base model of a warm database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ UNCONSTRAINED = Question(
         RANDOM,
     ),
 )
-"""On a device that no target describes: the learned model alone, compared with full knowledge."""
+"""Compares the learned model alone, as on a device without a machine description, with the default
+method."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,10 +41,10 @@ from tilewright.tuner.tasks import Task, make_task
 FOLDER = Path(__file__).parent / "data" / "search"
 
 FINALISTS = 30
-"""The fastest of a table, which are measured again in pairs."""
+"""Number of the fastest candidates of a table that are measured again in pairs."""
 
 JOB = "table"
-"""Job of all trials of a table, by which their ids are found again."""
+"""Job id of all trials of a table. Trial ids are computed from it."""
 
 KEPT_SAMPLES = 3
 DIGEST_DIGITS = 16
@@ -67,7 +67,8 @@ WORKLOADS: dict[str, Callable[[], Any]] = {
     ),
     "mean 384x1030": lambda: operators.reduction("ReduceMean", (384, 1030)),
 }
-"""Models of one operator; the workload is the most expensive kernel that they are cut into."""
+"""Functions that make models of one operator. The table is about the most expensive workload of
+each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,14 @@ from benchmarks.service_load_server import (
 )
 
 BULK = 23
-"""Keys of a bulk lookup: the workloads of a ResNet-50."""
+"""Number of keys in a bulk lookup, which is the number of workloads of ResNet-50."""
 
 ASKED_AGAIN = 200
-"""Questions that are asked again and again."""
+"""Number of queries that are repeated."""
 
 NEW = 5000
-"""Bulk lookups that are asked in turn: more than the service keeps answers."""
+"""Number of different bulk lookups that are sent in turn. It exceeds the number of answers that the
+service caches."""
 
 START_SECONDS = 60.0
 

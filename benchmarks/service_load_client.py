@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An endless supply of raw HTTP requests for a port of this machine."""
+    """An endless iterator of raw HTTP requests, and the local port to send them to."""
 
     port: int
     requests: Iterator[bytes]

@@ -33,7 +33,7 @@ from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status
 from tilewright.tuner.protocol.version import PROTOCOL
 
 COMMITS = 20
-"""Commits a second of the process that commits."""
+"""Commits per second of the process that commits."""
 
 TARGET = known_targets()["x86-64-v3"].key
 

@@ -33,10 +33,10 @@ from tilewright.tuner.protocol.batches import Candidate, Case, InputSpec, Measur
 from tilewright.tuner.protocol.measurement import RecordKey, Trial
 
 BATCH = 8
-"""Candidates of a batch, as a tuning run has them."""
+"""Number of candidates in a batch, as in a tuning run."""
 
 BATCHES = 400
-"""Of a job, unless it is said otherwise: 3,200 trials."""
+"""Default number of batches per job, which are 3,200 trials."""
 
 JOB_SECONDS = 600.0
 LIBRARY = b"a shared object"

@@ -28,13 +28,13 @@ from tilewright.tuner.protocol.measurement import Measurement, Status
 from tilewright.tuner.protocol.version import PROTOCOL
 
 POLL_SECONDS, SHORT_POLL_SECONDS = 20.0, 1.0
-"""How long a claim waits with nothing in hand, and while something is measured."""
+"""Longest wait of a claim in seconds: of a worker without leases, and of one that is measuring."""
 
 PATIENCE_SECONDS = 60.0
-"""A request that takes longer has failed, as for a worker."""
+"""A request that takes longer counts as failed, as for a real worker."""
 
 FACTS = registration_facts()
-"""Of this machine: what real workers would say of theirs is as long."""
+"""Facts about this machine. Real workers would report facts of the same length."""
 
 
 @dataclass(slots=True)

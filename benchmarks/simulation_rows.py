@@ -30,10 +30,10 @@ from tilewright.tuner.protocol.measurement import RecordKey, Trial
 from tilewright.tuner.protocol.version import PROTOCOL
 
 FEW = 100
-"""Records of the empty database: what is looked up is there."""
+"""Number of records in the "empty" database, because the looked-up records must exist."""
 
 TIMES = 100
-"""Lookups and leases of a round."""
+"""Number of lookups or leases in a round."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,16 @@ from tilewright.compiler.runtime.verify import compare
 RESULTS = Path(__file__).parent / "results"
 
 LONG_SECONDS = 10e-6
-"""Cases of which ONNX Runtime takes less are bound by the call, and have no limit of their own."""
+"""Cases in which ONNX Runtime takes less time are dominated by the overhead of the call, and have
+no limit."""
 
 CASE_LIMIT, MEAN_LIMIT, NOTED = 1.5, 1.0, 1.2
-"""Largest ratio of each long case; of an operator's geometric mean; least ratio of listed cases."""
+"""Maximum ratio of a long case, maximum geometric mean of an operator, and minimum ratio of cases
+that are listed."""
 
 SAMPLING = Sampling(samples=7, sample_seconds=0.001)
 SLOW_SECONDS = 0.02
-"""A run that takes so long is sampled three times instead."""
+"""A case with a longer run is not measured again."""
 
 AGAIN = 2
 """Number of further measurements of a case above NOTED; the fastest times count."""
@@ -54,7 +56,8 @@ REASONS: Mapping[str, str] = {
     "Tree": "trees are walked together, twelve at a time, until the deepest of them ends",
     "Upsample": "a lookup per element; ONNX Runtime doubles rows and columns by code of its own",
 }
-"""Why cases are slower, by a regular expression that the case's identity begins with."""
+"""Reasons why cases are slower, by a regular expression that matches the beginning of the case's
+identity."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,8 @@ class Given:
 
 
 ONE_STEP = 0.02
-"""One of the steps that 8-bit results have, of which the largest is at least 50."""
+"""One quantisation step of an 8-bit result, relative to the largest value, which is at least 50
+steps."""
 
 Operand = Given | NDArray[Any] | None
 
@@ -156,10 +157,10 @@ def weights(shape: Shape, scale: float = 1.0, seed: int = 1) -> NDArray[np.float
 
 
 POINTWISE = ((7,), (3, 5, 7, 11), (1, 1, 257, 129), (300001,))
-"""Small, odd, one channel, long."""
+"""A small shape, an odd one, one with a single channel, and a long one."""
 
 SKEWED = ((7, 5), (40000, 3), (3, 40000), (33, 65, 17), (1, 1, 257, 129))
-"""Shapes of which all axes are tried."""
+"""Shapes for which operators are tried along every axis."""
 
 FLOAT_UNARY = (
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Cos", "Cosh"),
@@ -438,7 +439,7 @@ NOT_SWEPT: Mapping[str, tuple[str, ...]] = {
         *("TransposeMatMul", "TreeEnsemble"),
     ),
 }
-"""Operators that are not swept, by the reason."""
+"""Operators that the sweep omits, by the reason."""
 
 
 def cases() -> list[SweepCase]:

@@ -65,9 +65,9 @@ class Row:
     error: float
     peer_error: float
     speedup: float
-    """Median over the rounds of inductor's median over ours."""
+    """Speed-up over inductor: the median over the rounds of the ratio of the medians."""
     frozen_speedup: float
-    """The same of inductor with `freezing`."""
+    """The same over inductor with `freezing`."""
     versions: str
 
 

@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn import functional
 
 Kernel = Callable[..., Any]
-"""Tensors in the order of the node's inputs -> a tensor, or a tuple of them."""
+"""Function of the node's inputs that returns a tensor or a tuple of tensors."""
 Attributes = Mapping[str, Any]
 Constants = Sequence[Any]
-"""The node's inputs as tensors where they are known on import, else None."""
+"""The node's inputs as tensors if they are constant, otherwise None."""
 
 
 class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not installed for mypy

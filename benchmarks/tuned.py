@@ -27,7 +27,7 @@ from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.timings import Timings
 
 LINES = "tuned.jsonl"
-"""In the folder: one run a line."""
+"""Name of the file in the folder that has a line of JSON per run."""
 
 
 @dataclass(frozen=True, slots=True)

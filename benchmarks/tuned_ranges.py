@@ -30,7 +30,7 @@ from tilewright.compiler.api import compile_model
 TARGET = "x86-64-v3"
 
 ASKED = 0.8
-"""Of a size's own gain, as a share of its logarithm."""
+"""Required gain of a range, as a fraction of the single sizes' gain, in logarithms."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from benchmarks.report import (
 )
 
 WORST = 10
-"""Shapes that a report lists, of each family."""
+"""Number of the slowest shapes of each family that a report lists."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from benchmarks.transformer import Blocks
 
 _HEADS = (1, 2, 5, 8)
 _REDUCTIONS = (8, 4, 2, 1)
-"""Reduction of keys and values of PVT and SegFormer in rows and columns, by stage."""
+"""Factor by which PVT and SegFormer reduce rows and columns of keys and values, by stage."""
 
 
 def convnext(

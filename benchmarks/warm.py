@@ -26,10 +26,10 @@ from tilewright.tuner.protocol.measurement import Status
 from tilewright.tuner.replay import restricted
 
 SAME_WORK = 0.02
-"""Tasks whose operations differ by a smaller share are taken for one task."""
+"""Tasks count as the same if their numbers of operations differ by a smaller fraction."""
 
 STOPPING = 5
-"""One task in this many says how many trees to grow."""
+"""One in this many tasks is used for early stopping."""
 
 
 def base_model(folder: Path, unseen: Sequence[Table]) -> bytes:
@@ -66,7 +66,7 @@ def base_model(folder: Path, unseen: Sequence[Table]) -> bytes:
 
 
 REFUSED = frozenset({Status.BUILD_ERROR, Status.BUILD_TIMEOUT, Status.SPILLS})
-"""Failures that the builder finds: they spend no trial, and the next choice takes the place."""
+"""Failures that the builder detects. They use up no trial, and the next choice is taken instead."""
 
 
 @dataclass(frozen=True, slots=True)

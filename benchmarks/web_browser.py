@@ -18,7 +18,7 @@ ISOLATED = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
 }
-"""Headers with which the clock of a page has a resolution of 5 microseconds; 100 without."""
+"""Headers with which a page's clock has a resolution of 5 microseconds, instead of 100."""
 
 
 class Handler(SimpleHTTPRequestHandler):

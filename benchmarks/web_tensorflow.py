@@ -38,7 +38,7 @@ class _Calls:
         self.calls: list[dict[str, Any]] = []
         self.weights: list[Array] = []
         self.last: dict[str, dict[str, Any]] = {}
-        """The call that makes a value."""
+        """The call that makes each value."""
 
     def weight(self, array: Array) -> int:
         self.weights.append(np.ascontiguousarray(array, np.float32))

@@ -39,8 +39,8 @@ from tilewright.tuner.measure.model_runs import draw_inputs, largest_error
 from tilewright.tuner.protocol.runs import INPUT_SEED
 
 UNCHANGED = {DType.FLOAT32: 2e-6, DType.FLOAT16: 2e-3, DType.BFLOAT16: 1.6e-2}
-"""A change that moves no output by more, as a share of its largest element, is none: rounding does
-as much. By precision."""
+"""By precision, the largest relative difference of an output that counts as no change, because
+rounding causes as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Wrong:
 
 
 Changed = tuple[str, str, Graph]
-"""The kind of a change, the operator, and the graph with it."""
+"""The kind of a change, the name of the changed operator, and the changed graph."""
 
 
 def changes(graph: Graph) -> Iterator[Changed]:

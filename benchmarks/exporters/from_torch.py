@@ -16,7 +16,7 @@ from torch import nn
 from benchmarks.exporters.written import Feeds
 
 Axes = Mapping[str, Mapping[int, str]]
-"""Open dimensions: names by input and position."""
+"""Names of dynamic dimensions, by input and position."""
 
 TRACED_OPSET = 17
 EXPORTED_OPSET = 18

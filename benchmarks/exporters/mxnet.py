@@ -17,13 +17,14 @@ from mxnet.gluon.model_zoo import vision
 from benchmarks.exporters.written import Feeds, Maker, make_all
 
 OPSET = 8
-"""Opset that the exporter writes. It states the newest installed one, which was this one then."""
+"""Opset of the exported model. The exporter uses the newest opset of the installed onnx package,
+which was this one at the time."""
 
 SHAPE = (1, 3, 224, 224)
 
 NETWORKS = {"alexnet": "alexnet", "mobilenet": "mobilenet0_25"}
-"""One without batch normalisation, and one with: the exporter writes `spatial=0` of those, which no
-engine takes."""
+"""Networks by their names in the list. For batch normalisations the exporter writes `spatial=0`,
+which no engine supports; only one of these networks has any."""
 
 
 def make(network: str, path: Path) -> Sequence[Feeds]:

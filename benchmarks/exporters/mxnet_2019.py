@@ -8,7 +8,8 @@ from benchmarks.exporters.mxnet import make
 from benchmarks.exporters.written import Maker, make_all
 
 NETWORKS = ("squeezenet1_0", "squeezenet1_1")
-"""Without batch normalisation, of which engines take nothing that this exporter writes."""
+"""Networks without batch normalisation, because engines reject all batch normalisations of this
+exporter."""
 
 MAKERS: dict[str, Maker] = {
     f"mx19-{name.replace('_', '-')}": partial(make, name) for name in NETWORKS

@@ -83,7 +83,7 @@ class Samples:
 
 
 Quantise = Callable[[Path, Path], None]
-"""From a float32 file to a quantised one."""
+"""Converts a file with a float32 model to a file with a quantised model."""
 
 
 def quantised(path: Path, quantise: Quantise) -> Sequence[Feeds]:

@@ -16,7 +16,7 @@ from benchmarks.exporters.from_torch import randomise, write
 from benchmarks.exporters.written import Feeds, Maker, make_all
 
 SIZE = 160
-"""Smaller than the images that the networks were trained on: what is compared are kernels."""
+"""Image size. It is smaller than in training, because only the kernels are compared."""
 
 
 def classifier(

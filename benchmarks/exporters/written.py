@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Feeds = Mapping[str, NDArray[Any]]
 Maker = Callable[[Path], Sequence[Feeds]]
-"""Writes a model to a path and gives the inputs of its runs; the first is the one to be timed."""
+"""Writes a model to a path, and returns the inputs of its runs; the first run is timed."""
 
 
 def write_feeds(path: Path, runs: Sequence[Feeds]) -> None:
