@@ -34,8 +34,8 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
     Dynamic dimensions work as in a model from `compile_model`. The compiled code fixes the rank of
     each input and the values of shape operands such as axes, sizes and pads. If an input has no
     declared rank, or serves as such an operand, compilation waits for the first run and uses the
-    inputs of that run. A run with another rank or operand value compiles again. At most
-    EXECUTABLE_LIMIT results of compilation are kept; the oldest is dropped first.
+    inputs of that run. A later run with another rank or operand value compiles the model again. The
+    eight most recently compiled programs are kept.
     """
 
     def __init__(self, model: ModelProto, options: Mapping[str, Any]) -> None:
@@ -142,8 +142,8 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
         """Compile the model, or return the earlier result for the same ranks and values.
 
         Args:
-            ranks: the rank of each input that declares none, by name.
-            values: the inputs that become constants, by name.
+            ranks: the rank of each input whose rank the model does not declare, by name.
+            values: arrays by input name; these inputs become constants of the compiled code.
         """
         key: _Key = (
             tuple(ranks.items()),

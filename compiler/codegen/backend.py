@@ -25,8 +25,8 @@ class StageCode:
 
     Attributes:
         symbol: name of the function.
-        extent: number of tiles of the stage's parallel loop; 1 without such a loop. It may be a
-            dynamic size.
+        extent: number of tiles that threads share in the stage; 1 for a stage without a parallel
+            loop. It is an int, or a formula over dynamic dimensions (`Size`).
     """
 
     symbol: str
@@ -35,16 +35,17 @@ class StageCode:
 
 @dataclass(frozen=True, slots=True)
 class KernelCode:
-    """The code to which a loop nest is lowered, before compilation; equal code has equal names.
+    """The code to which a loop nest is lowered, before compilation.
 
     Attributes:
-        name: name of the kernel, which is the prefix of its symbols.
+        name: name of the kernel, which is the prefix of its symbols. It is derived from the code,
+            so equal code has equal names.
         text: the code in the back end's language, such as LLVM IR.
-        digest: SHA-256 (hex) of the target's key and the text before `name` is inserted.
+        digest: SHA-256 (hex) of the target's key and of the text with a placeholder for the name.
         stages: the stages, in the order in which they run.
         scratch_bytes: size of each thread's scratch block.
-        sizes: the dynamic dimensions, in the order in which the argument `sizes` of each stage
-            holds their sizes.
+        sizes: the dynamic dimensions. Each stage gets their run-time sizes in its argument `sizes`,
+            in this order.
     """
 
     name: str

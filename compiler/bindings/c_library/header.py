@@ -29,10 +29,14 @@ identifiers."""
 
 
 class Statement(NamedTuple):
-    """Facts about a library that comments in its header state.
+    """The facts about a library that are written as comments in its header file.
 
-    These are the model, target, version, size of the code, and whether the library contains the
-    weights.
+    Attributes:
+        model: the model's name.
+        target: the name of the target for which the library is compiled.
+        version: the version of this package.
+        code_bytes: size of the compiled code.
+        weights_inside: whether the library contains the weights, in place of a separate file.
     """
 
     model: str
@@ -64,8 +68,8 @@ class Interface:
         """Choose the C names for a program's dimensions, inputs and outputs.
 
         Raises:
-            InvalidArgumentError: if `name` is not a C identifier, or the program has caches that
-                grow in place, which C libraries do not support.
+            InvalidArgumentError: if `name` is not a C identifier, or the program appends to caches
+                in place (`Mode.in_place`), which C libraries do not support.
         """
         if identifier(name) != name:
             raise InvalidArgumentError(
@@ -184,7 +188,7 @@ def _size_lines(interface: Interface) -> list[str]:
 
 
 def range_of(dimension: Dimension) -> tuple[int, int | None]:
-    """Return the minimum and the maximum size of a dimension; a maximum of None means unbounded."""
+    """Return the minimum and the maximum size of a dimension; the maximum is None if unbounded."""
     high = None if dimension.high is None else dimension.high * dimension.multiple
     return dimension.low * dimension.multiple, high
 

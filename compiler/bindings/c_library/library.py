@@ -120,7 +120,7 @@ def staged(destination: Path, what: str) -> Iterator[Path]:
     """Context manager: yield a temporary folder, and move it to `destination` on success.
 
     If the `with` block raises, the temporary folder is removed. `what` names the result in error
-    messages.
+    messages, such as "C library".
 
     Raises:
         ArtifactError: if a file cannot be written, in the `with` block or by the move.
@@ -248,9 +248,9 @@ def compile_objects(
 
 
 def _own_names(interface: Interface) -> list[str]:
-    """Return compiler options that prefix the runtime's function names with the library's name.
+    """Return compiler options that add the library's name to the runtime's function names.
 
-    Several libraries can then be linked into one program.
+    Without such a prefix, two libraries in one program would define the same functions.
     """
     return [f"-Dtw_{each}={interface.name}_tw_{each}" for each in _OWN_NAMES.split()]
 
@@ -311,9 +311,10 @@ def _packages(interface: Interface, folder: Path, target: Target) -> None:
 
 
 def describe(kind: str, interface: Interface, folder: Path, target: Target) -> None:
-    """Write manifest.json with the digests of a folder's files, and flush all files to disk.
+    """Write manifest.json, which lists the files of an exported folder with their digests.
 
-    `kind` is stored in the manifest as the format of the folder, such as `tilewright-c-library`.
+    All files of the folder are then flushed to disk. The manifest states `kind` as the format of
+    the folder, such as `tilewright-c-library`.
     """
     files = sorted(path for path in folder.iterdir() if path.is_file())
     manifest = {

@@ -32,7 +32,7 @@ LONGEST = 60
 
 
 def identifier(name: str) -> str:
-    """Convert a name to a C identifier of at most LONGEST characters.
+    """Convert a name to a C identifier, and truncate it to at most 60 characters.
 
     Each run of characters that are not letters or digits becomes one underscore. Leading and
     trailing underscores are removed, because C reserves names that begin with one. `x_` is
@@ -48,8 +48,8 @@ def identifier(name: str) -> str:
 def identifiers(names: Iterable[str], suffixes: Iterable[str] = ()) -> tuple[str, ...]:
     """Return a unique identifier for each name, with a number appended if necessary.
 
-    Uniqueness ignores case, because macros use the names in upper case. The identifiers also stay
-    unique when any of the `suffixes` is appended to any of them.
+    No two identifiers differ in case only, because macros use them in upper case. With `suffixes`,
+    no identifier plus a suffix equals another identifier or another identifier plus a suffix.
     """
     made: list[str] = []
     taken: set[str] = set()

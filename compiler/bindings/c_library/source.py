@@ -97,8 +97,9 @@ def _pairs(name: str, pairs: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _references(encoded: EncodedProgram, space: BufferSpace) -> list[tuple[int, int]]:
-    """Return (index, offset) of each buffer reference in `space`; the index is its place in
-    `encoded.refs`.
+    """List the references of a program to buffers of one kind, such as packed weights.
+
+    Each is a pair: its index in `encoded.refs`, and the byte offset of its buffer within `space`.
     """
 
     def within(ref: BufferRef) -> bool:

@@ -33,13 +33,12 @@ class Toolchain:
     """The commands that compile and link C code for a target.
 
     Attributes:
-        compiler: compiles C and assembly, and links.
-        archiver: packs objects into a static library.
-        static: options of `compiler` that link an executable statically.
-        helpers: options that link the helper functions of the target family's ABI
-            (`Family.helpers`). A shared library contains its own copy of them, because the program
-            that loads it does not export the functions.
-        linker: links WebAssembly modules.
+        compiler: the command that compiles C and assembly, and links.
+        archiver: the command that packs object files into a static library.
+        static: options of `compiler` that link an executable statically; empty if it cannot.
+        helpers: options that link the compiler's runtime library, such as `-lgcc`, on target
+            families whose code calls functions of it (`Family.helpers`).
+        linker: the command that links WebAssembly modules.
     """
 
     compiler: tuple[str, ...]
@@ -133,8 +132,8 @@ class Toolchain:
 def toolchain(target: Target, *, executable: bool = False) -> Toolchain:
     """Return the toolchain that compiles for a target on this machine.
 
-    `executable` says whether the toolchain must be able to link executables that run without other
-    files.
+    With `executable`, a toolchain that links statically is preferred, so that an executable needs
+    no other files.
 
     Raises:
         ToolchainError: if this machine has no compiler for the target.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class IOBinding:
-    """The arrays that runs of a session read as inputs, and the memory to which they write outputs.
+    """Bindings of a session's inputs and outputs to the arrays that runs read and write.
 
     Args:
         session: the session.
@@ -34,11 +34,11 @@ class IOBinding:
         self._found: list[OrtValue] = []
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Array) -> None:
-        """Bind an input to an array, which each run reads."""
+        """Bind an input to an array; each run reads the values that the array then has."""
         self._inputs[name] = as_array(arr_on_cpu)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind an input to an OrtValue, which each run reads."""
+        """Bind an input to an OrtValue; each run reads the values that it then has."""
         self._inputs[name] = as_array(ortvalue)
 
     def bind_input(
@@ -50,9 +50,10 @@ class IOBinding:
         shape: Sequence[int],
         buffer_ptr: int,
     ) -> None:
-        """Bind an input to the array at an address, which each run reads.
+        """Bind an input to a C-contiguous array that starts at the address `buffer_ptr`.
 
-        The caller must keep the memory valid.
+        Each run reads the array, so the caller must keep its memory valid. `device_type` must be
+        `cpu`; `device_id` is ignored.
         """
         check_cpu(device_type)
         self._inputs[name] = array_at(buffer_ptr, shape, element_type_of(element_type))

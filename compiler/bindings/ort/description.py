@@ -100,9 +100,10 @@ class SessionDescription:
 
 
 def denoted(source: Path | bytes, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Map dimension names to sizes, given sizes by ONNX's denotation, such as `DATA_BATCH`.
+    """Return the sizes of a model's dimensions by name, given sizes by ONNX's denotation.
 
-    `source` is the model, a path or its bytes.
+    A denotation states the meaning of a dimension, such as `DATA_BATCH`, and several dimensions may
+    share one. `source` is the model's path, or its bytes.
     """
     from tilewright.compiler.frontend.model_file import read_model
 
@@ -231,9 +232,11 @@ def stored_type(dtype: np.dtype) -> np.dtype:
 
 
 def numpy_type(kind: str) -> np.dtype | None:
-    """Convert ONNX Runtime's name of a tensor type to NumPy's element type.
+    """Return NumPy's element type for a type in ONNX Runtime's notation, such as `tensor(float)`.
 
-    Return None if `kind` is not a tensor, or for bfloat16 without ml_dtypes.
+    Return None if `kind` is not the type of a tensor, such as `seq(tensor(int64))`. The result is
+    also None for bfloat16 if the package ml_dtypes, which defines the type for NumPy, is not
+    installed.
     """
     name = kind.removeprefix("tensor(").removesuffix(")")
     if name not in ELEMENT_TYPES.values():

@@ -15,7 +15,8 @@ class Fail(CompilerError):
 
 
 class InvalidArgument(InvalidInputError, ValueError):
-    """The error for an argument of `InferenceSession.run` that does not fit the model."""
+    """The error for an input, an output name or an OrtValue that does not fit the model or
+    operation."""
 
 
 class NoSuchFile(InvalidModelError):

@@ -69,9 +69,9 @@ def _named(error: InvalidModelError, source: Path | bytes) -> InvalidModelError:
 
 
 def _as_given(output: Any) -> Any:
-    """Convert a text output to an array of Python objects, as in ONNX Runtime.
+    """Convert an output of strings to an array of Python strings (dtype `object`).
 
-    Other outputs are returned unchanged.
+    ONNX Runtime returns strings in this form. Other outputs are returned unchanged.
     """
     is_text = isinstance(output, np.ndarray) and output.dtype.kind == "U"
     return output.astype(object) if is_text else output
@@ -156,7 +156,7 @@ class InferenceSession:
     def _model_path(self) -> str | None:
         """The path of the model, or None for a model passed as bytes.
 
-        Hugging Face Optimum reads this attribute.
+        The library Hugging Face Optimum reads this attribute.
         """
         return None if isinstance(self._source, bytes) else str(self._source)
 

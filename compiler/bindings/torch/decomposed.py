@@ -41,7 +41,10 @@ def _encoder_layer(
 
     Args:
         source: the input, of shape (batch, tokens, width).
-        mask, mask_type: the attention mask, as in `_additive`.
+        mask: the attention mask: boolean, true at keys that are ignored, or numbers that are added
+            to the attention scores.
+        mask_type: PyTorch's code for the mask's shape: 0 for (queries, keys), 1 for (batch, keys),
+            2 for the shape of the scores.
     """
     size = source.shape[-1] // heads
 
@@ -76,9 +79,9 @@ def _additive(mask: torch.Tensor, mask_type: int | None, dtype: torch.dtype) -> 
     term itself.
 
     Args:
-        mask: its shape depends on `mask_type`: for 0 (queries, keys), for 1 (batch, keys), for 2
-            the shape of the scores.
-        mask_type: PyTorch's code for the kind of mask.
+        mask: the mask, of a shape that `mask_type` states.
+        mask_type: PyTorch's code for the mask's shape: 0 for (queries, keys), 1 for (batch, keys),
+            2 for the shape of the scores.
         dtype: the type of the scores.
     """
     if mask_type == 1:
@@ -110,9 +113,16 @@ def _solved(
 ) -> torch.Tensor:
     """Solve a x = b for a triangular matrix a; solve x a = b if `left` is false.
 
-    The triangle is divided recursively into halves, and only the operators for products, sums and
-    concatenation are needed. Return NotImplemented if a has a dynamic size or more than
-    LARGEST_TRIANGLE rows.
+    The result consists of products, sums and concatenations: the matrix is divided recursively into
+    halves. Return NotImplemented if the matrix has a dynamic size or more than 64 rows, because the
+    number of these operators grows with the rows.
+
+    Args:
+        a: the matrix; only its upper or lower triangle is read, as `upper` says.
+        b: the right-hand sides.
+        upper: whether a is upper triangular.
+        left: whether a is the left factor.
+        unitriangular: whether the diagonal of a counts as ones.
     """
     size = a.shape[-1]
     if not isinstance(size, int) or not 0 < size <= LARGEST_TRIANGLE:

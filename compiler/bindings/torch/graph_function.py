@@ -226,7 +226,8 @@ class GraphFunction:
     def _found(self, arguments: list[Any]) -> _Program | None:
         """Return the program for the weights in `arguments`, compiled if necessary.
 
-        Return None if PyTorch runs the graph, or if the graph runs in parts.
+        Return None if PyTorch must run this call: either the whole graph, or those parts of it that
+        cannot be compiled.
         """
         with self._lock:
             if self._eager or self._pieces is not None:
@@ -339,9 +340,9 @@ class GraphFunction:
     def _is_constant(self, position: int, weight: torch.Tensor) -> bool:
         """Return whether a weight becomes a constant of the compiled model.
 
-        Other weights are inputs, which each call passes. These are aligned embedding tables, which
-        a program reads in place, and inference tensors, because they have no version counter by
-        which a modification could be noticed.
+        A weight of two kinds becomes an input instead, which each call passes: an embedding table
+        that is contiguous and aligned, because a program can read it in place; and an inference
+        tensor, because it has no version counter, so that a modification would not be noticed.
         """
         if weight.is_inference():
             return False

@@ -34,9 +34,10 @@ result are elements of the first argument."""
 
 
 def source_of(node: fx.Node) -> fx.Node:
-    """Return the node from which all elements of a node's value come.
+    """Return the node that computes or receives the elements of a node's value.
 
-    It is found by following operators that only move elements, such as `view` or `permute`.
+    Operators that only move or copy elements, such as `view` or `permute`, are skipped: the source
+    of `x.view(-1).t()` is `x`.
     """
     while node.target in _MOVES and isinstance(node.args[0], fx.Node):
         node = node.args[0]

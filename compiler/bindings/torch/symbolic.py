@@ -53,10 +53,14 @@ def expression(size: Any) -> Size:
 
 
 def quotient(size: sympy.Expr) -> tuple[sympy.Expr, sympy.Integer]:
-    """Split a floating-point expression over sizes into an integer numerator and denominator.
+    """Write an expression over sizes as a fraction with a positive integer denominator.
+
+    Return the numerator and the denominator. The expression may contain floating-point constants
+    and divisions, as in `size * 0.5`.
 
     Raises:
-        NotTranslatedError: if floating-point arithmetic might round the expression.
+        NotTranslatedError: if the denominator is not an integer, or so large that floating-point
+            arithmetic in PyTorch might round the value.
     """
     above, below = sympy.fraction(sympy.together(_exact(size)))
     if not isinstance(below, sympy.Integer) or abs(below) > LARGEST_DIVISOR:

@@ -376,9 +376,10 @@ class Translator:
     def looked_up(self, index: fx.Node, size: Size, *, from_end: bool = False) -> None:
         """Declare that the elements of `index` must be indices of a dimension of extent `size`.
 
-        If `index` comes from an argument of the graph, its elements are checked before each call. A
-        call with an index out of bounds runs in PyTorch, which raises an error. Other indices are
-        not checked. With `from_end`, indices may be negative.
+        If `index` is an argument of the graph, or an argument after operators such as `view`, its
+        elements are checked before each call. A call with an index out of bounds runs in PyTorch,
+        which raises an error. Indices that the graph computes, and indices of a dynamic dimension,
+        are not checked. With `from_end`, indices from -size to -1 are valid as well.
 
         Raises:
             NotTranslatedError: if a constant index is out of bounds.
@@ -517,7 +518,10 @@ class Translator:
         return (node.name,) * len(value) if isinstance(value, tuple | list) else node.name
 
     def _part(self, node: fx.Node, whole: Any, index: Any) -> str:
-        """Return the name of result `index` of the node `whole`, for the `getitem` node `node`."""
+        """Return the name of one result of a node with several results.
+
+        `node` is the `getitem` node that selects result `index` of the node `whole`.
+        """
         found = self._values[whole]
         if isinstance(found, str):
             found = (found,)

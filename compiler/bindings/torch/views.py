@@ -78,9 +78,10 @@ def _roots(graph: fx.Graph) -> Mapping[fx.Node, fx.Node]:
 def _made(
     graph: fx.Graph, roots: Mapping[fx.Node, fx.Node], known: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """Return `known`, the nodes whose values are views of them, and the nodes that compute sizes.
+    """Return the nodes whose values PyTorch can create without computing elements.
 
-    PyTorch can create all of these values without computing elements.
+    These are the nodes in `known`, views of their values, and nodes that compute sizes. `roots`
+    maps each view to the node that owns its memory.
     """
     found = set(known)
     for node in graph.nodes:

@@ -1,10 +1,14 @@
 """Address computation: from the logical index of a load to a byte offset.
 
-The offset is a linear form over loop variables. The steps are: replace the axes in the index by the
-loop variables in scope; split the index into the physical layout's factors; multiply each factor by
-its stride and add the products. Divisions and remainders are simplified by the ranges of their
-operands. The others are computed at run time, which requires that they contain run-time variables
-only.
+The offset is a linear form over loop variables. First, the axes in the index are replaced by the
+loop variables in scope. Then the index is split as the tensor's physical layout splits the
+dimensions: in `NCHW16c`, channel c has the coordinates c // 16 and c % 16. Each coordinate is
+multiplied by its stride, and the products are added. Divisions and remainders are simplified if the
+ranges of their operands allow it; others are computed at run time, and may contain run-time
+variables only.
+
+Extents, coefficients and constants may be dynamic sizes: formulas over sizes that are known at run
+time, which type checkers see as `int` (`compiler.sizes`).
 """
 
 from __future__ import annotations
@@ -55,13 +59,13 @@ class Variable:
     Attributes:
         kind: what the variable counts, such as the iterations of a run-time loop.
         count: number of its values.
-        value: the SSA value that holds a RUNTIME variable.
+        value: for a RUNTIME variable, the SSA value that holds it at run time.
         divisor: a LANE variable equals `lane // divisor`.
-        clipped: whether the loop's range was reduced to the values that are in bounds.
+        clipped: whether the loop runs only over values at which its loads are in bounds.
         lanes: for a LANE variable, its number of values over a full vector. `count` is smaller if
             the last vector of the axis is only partly used.
-        rows: for a REPEATED variable, the row number at each of its values. Code is emitted for all
-            of them; values without a row repeat the last row.
+        rows: for a REPEATED variable, one row number per copy of the code. The copies outnumber the
+            rows if the tile is short; the surplus copies repeat the last row.
     """
 
     kind: Kind
@@ -77,9 +81,11 @@ class Variable:
 class Linear:
     """A linear form over loop variables: `sum(coefficient * variable) + constant`.
 
+    The coefficients and the constant are integers, or formulas over run-time sizes (`Size`).
+
     Attributes:
-        terms: the coefficient of each variable; a coefficient may be a dynamic size.
-        constant: the constant term, which may be a dynamic size.
+        terms: the coefficient of each variable.
+        constant: the constant term.
     """
 
     terms: dict[Variable, int] = field(default_factory=dict)
@@ -117,11 +123,10 @@ class Bound:
 
     Attributes:
         start: the first index of the tile.
-        extent: number of indices in the tile.
-        rows: for a tile of dynamic extent, the numbers of the rows that its code computes. The code
-            has a fixed number of rows, and repeats the last row of the tile in place of missing
-            ones.
-        has_rests: whether the loop's full tiles may be followed by a tile of dynamic extent.
+        extent: number of indices in the tile; it may be a dynamic size.
+        rows: for a tile whose number of rows is known only at run time, one row number per copy of
+            the unrolled code. Surplus copies repeat the last row. Empty for any other tile.
+        has_rests: whether a tile with such repeated rows may follow the full tiles of the loop.
     """
 
     start: Linear
@@ -179,9 +184,9 @@ def bind(emitter: Emitter, environment: Environment, index: Affine) -> Linear:
 
 
 def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear]:
-    """Divide a linear form by a constant or a dynamic size; return the quotient and the remainder.
+    """Divide a linear form by an integer or a dynamic size; return the quotient and the remainder.
 
-    Run-time variables are divided by emitted instructions.
+    The part of the form that is known only at run time is divided by emitted instructions.
 
     Raises:
         ScheduleError: if a tile or a vector may cross a multiple of the divisor.
@@ -231,7 +236,8 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
 def _quotients(numbers: int, divisor: int) -> int:
     """Return the number of distinct values of `i // divisor` for i from 0 to numbers - 1.
 
-    For a dynamic divisor that is not known to divide `numbers`, it is an upper bound.
+    Both arguments may be formulas over run-time sizes (`Size`). If such a divisor is not known to
+    divide `numbers`, the result is an upper bound.
     """
     if is_dynamic(divisor):
         exact = exact_quotient(numbers, divisor)
@@ -344,7 +350,7 @@ def alignment(offset: Linear, limit: int) -> int:
 def static_part(number: int) -> int:
     """Return the part of a size that is known at compile time.
 
-    For a dynamic size, which is a sum of terms, this is the constant term. An integer is returned
+    For a dynamic size, such as `4 * n + 3`, this is the constant term, 3. An integer is returned
     unchanged.
     """
     return number.constant if isinstance(number, Size) else number

@@ -127,9 +127,10 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
 
 
 def _note_added(emitter: Emitter, result: Value, a: Value, b: Value) -> None:
-    """Record that `result` is the sum of a constant and a rounded value, for later simplifications.
+    """Record that `result` is the sum of a rounded value and a constant, for later simplifications.
 
-    The rounded value is a float, or an 8-bit integer to which a float was rounded.
+    `a` and `b` are the operands of the sum. The rounded value is a float, or an 8-bit integer to
+    which a float was rounded. Nothing is recorded for other operands.
     """
     if a.const is not None:
         a, b = b, a
@@ -148,9 +149,9 @@ def _limits(emitter: Emitter, value: Value) -> tuple[float, float]:
 
 
 def _note_limits(emitter: Emitter, operation: Operation, result: Value, a: Value, b: Value) -> None:
-    """Record bounds of a float result: a minimum, a maximum or a product with a constant.
+    """Record bounds of a float result, if one operand (`a` or `b`) is a constant.
 
-    `a` and `b` are the operands. Products are recorded only for a positive constant.
+    The operation is a minimum, a maximum, or a product; the constant in a product must be positive.
     """
     if a.const is not None:
         a, b = b, a
@@ -332,9 +333,10 @@ def _arithmetic_name(operation: Operation, dtype: DType) -> str:
 
 
 def _identity(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value | None:
-    """Return the simplified result of an operation whose other operand is a constant, or None.
+    """Return the result of an operation that needs no instruction, or only a negation, else None.
 
-    Simplifications are exact, such as `x * 1` to `x`, or `x * -1` to `-x` for floats.
+    One operand is then a constant, as in `x * 1`, which is `x`, or `x * -1`, which is `-x` for
+    floats. The simplifications are exact.
     """
     is_float = a.dtype is not None and a.dtype.is_float
     match operation:
@@ -379,11 +381,11 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
 
 
 def _held(emitter: Emitter, value: Value) -> Value:
-    """Prevent LLVM from moving the computation of a sum, and return the sum.
+    """Return a sum that LLVM computes where it is emitted, and does not move.
 
-    This is done on target families where LLVM would otherwise nest the steps of an unrolled loop in
-    one expression (`Family.holds_sums`). The factors of all steps would then occupy registers at
-    once. On other families, `value` is returned unchanged.
+    On some target families (`Family.holds_sums`), LLVM would otherwise gather the steps of an
+    unrolled loop in one expression, so that the factors of all steps occupy registers at once. On
+    other families, `value` is returned unchanged.
     """
     if not emitter.target.family.holds_sums or value.const is not None or value.dtype is None:
         return value
@@ -498,9 +500,9 @@ def _scale(emitter: Emitter, x: Value, n: Value) -> Value:
 
 
 def _call_lanes(emitter: Emitter, intrinsic: LaneIntrinsic, *values: Value) -> Value:
-    """Emit a call of a target family's intrinsic with vectors of one type as arguments.
+    """Emit a call of a target family's intrinsic, with vectors of one type as arguments.
 
-    The intrinsic's constant arguments follow the vectors.
+    The constant arguments that the intrinsic requires are passed after the vectors.
     """
     text = values[0].type
     types = ", ".join([v.type for v in values] + [kind for kind, _ in intrinsic.constants])

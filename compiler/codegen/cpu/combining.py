@@ -18,8 +18,7 @@ Partial = tuple[Value, ...]
 
 
 def neutral(combiner: Combiner, dtype: DType) -> float:
-    """Return the neutral element of a combiner, with which a reduction starts, such as 0 for
-    sums."""
+    """Return the neutral element of a combiner, with which a reduction starts: 0 for sums."""
     match combiner:
         case Combiner.SUM:
             return 0

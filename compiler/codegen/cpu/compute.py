@@ -144,8 +144,11 @@ class ComputeLowering:
         return result
 
     def _by_key(self, values: Sequence[Value], keys: Sequence[Key]) -> dict[Key, Partial]:
-        """Convert a flat list of values to accumulators by key; all have the same number of
-        values."""
+        """Group a flat list of values into one accumulator per key, in the order of the keys.
+
+        All accumulators have the same number of values: one, or one per item of a reduction of
+        tuples.
+        """
         items = len(values) // len(keys)
         return {key: tuple(values[i * items : (i + 1) * items]) for i, key in enumerate(keys)}
 
@@ -180,10 +183,10 @@ class ComputeLowering:
         )
 
     def _is_rest(self, tile: Tile) -> bool:
-        """Return whether a reduction loop should run one step at a time, without unrolling.
+        """Return whether a reduction loop should not be unrolled, because its code runs once.
 
-        This holds for the innermost loop of a tile of remaining rows: the tile runs once, so
-        shorter code is better.
+        This holds for the innermost reduction loop in the tile of the few rows that remain after
+        the full tiles: short code is better there.
         """
         one_by_one = any(t.axis == tile.axis for t in self.compute.unroll)
         is_inner = tile is self.compute.reduce[-1] and not tile.unroll
@@ -192,8 +195,11 @@ class ComputeLowering:
         return one_by_one and is_inner and not is_partial and rows
 
     def _clip_loads(self, tile: Tile) -> tuple[Load, ...]:
-        """Return the loads that may restrict the range of a reduction loop, such as loads of
-        padding."""
+        """Return the loads because of which a reduction loop may skip iterations.
+
+        The loop skips indices at which such a load would be out of bounds, as in the padding of a
+        convolution.
+        """
         if tile.step != 1:
             return ()
         return tuple(
@@ -421,9 +427,9 @@ class ComputeLowering:
             held.flush()
 
     def _prepare(self, store: Store, points: Points) -> tuple[Evaluator, Access | RegisterAccess]:
-        """Return a function that emits the value of a store, and the access of the store's target.
+        """Resolve a store: return a function that emits its value, and the access to its target.
 
-        The function takes a point of the register tile and the accumulator's values.
+        The function takes a point of the register tile and the accumulator's values there.
         """
         value = evaluator(
             self.context,

@@ -25,12 +25,12 @@ class Context:
         slots: byte offset of each buffer's pointer in the function's argument `buffers`.
         scratch: byte offset of each scratch tensor in a thread's block.
         written: names of the memory tensors that the stage stores to.
-        environment: the range of each axis at the current position.
-        ranges: the range of the innermost loop over each axis.
+        environment: the current tile of each axis: the indices that code emitted now computes.
+        ranges: the range that the innermost loop over each axis divides into tiles.
         registers: elements of register tensors, by `RegisterAccess.key`.
         epochs: number of stores to each tensor so far.
         masks: whether a vector that is only partly used at the end of an axis gets a run-time mask.
-        partial_tiles: whether the same code computes full tiles and the narrower last tile, if
+        partial_tiles: whether one copy of the code serves full tiles and the shorter last tile, if
             inner loops split the tiles further (`Tail.PARTIAL`).
         uses_tile_registers: whether the stage used tile registers (AMX).
     """
@@ -49,9 +49,10 @@ class Context:
 
     @property
     def lanes(self) -> int:
-        """Number of lanes of vectors whose lanes are combined at the end of a reduction.
+        """Number of lanes in the accumulators of a reduction along the vector axis.
 
-        It is the target's number of float32 lanes, for every element type.
+        Their lanes are combined to a scalar at the end. The number is that of float32 lanes of the
+        target's vectors, for every element type.
         """
         return self.emitter.target.lanes(DType.FLOAT32)
 
@@ -80,7 +81,7 @@ class RegisterBudget:
     Attributes:
         registers: the number of vector registers of the target.
         accumulators: the number of registers that hold accumulators.
-        factors: the number of registers that hold vectors of scalar factors (`quads`).
+        factors: the number of registers that hold four scalar factors each (`quads`).
     """
 
     registers: int

@@ -19,7 +19,7 @@ axis with repeated rows."""
 
 
 def has_deinterleaving_loads(target: Target) -> bool:
-    """Return whether the target has an instruction that loads even and odd elements to two vectors.
+    """Return whether one instruction loads even elements to one vector and odd elements to another.
 
     The result is false for SVE registers, which are permuted by other instructions.
     """
@@ -29,9 +29,9 @@ def has_deinterleaving_loads(target: Target) -> bool:
 def paired_vectors(points: Sequence[Point], access: Access) -> dict[Place, Place]:
     """Find pairs of vectors that consist of the even and the odd elements of the same memory.
 
-    The result maps the place of the second vector of each pair to the place of the first. (A place
-    identifies an element: its byte offset and the other differences between points.) Each vector
-    belongs to at most one pair. Points out of bounds are ignored.
+    The result maps the place of each pair's second vector to the place of its first. A place
+    identifies an element: its byte offset, and its row number in a tile with repeated rows. Each
+    vector belongs to at most one pair. Points out of bounds are ignored.
     """
     places = _places(points, access)
     size = access.tensor.dtype.bytes
@@ -46,11 +46,13 @@ def paired_vectors(points: Sequence[Point], access: Access) -> dict[Place, Place
 def load_offsets(points: Sequence[Point], access: Access) -> dict[int, int]:
     """Find better load offsets for vectors whose lanes are every second element.
 
-    Return a map from the byte offset of each such vector to the byte offset at which to load it.
-    The loaded memory is twice as long as the vector, contains all of its elements, and lies between
-    elements that the tile reads. Its two halves have the wanted elements at the same lanes, as in 0
-    2 | 0 2 or 1 3 | 1 3. If the memory ended with the vector's last element, the lanes would differ
-    (0 2 | 1 3), which takes one more instruction.
+    Return a map from the byte offset of such a vector to the byte offset from which to load it. The
+    load reads twice the length of the vector, and only memory between elements that the register
+    tile reads.
+
+    For example, elements 1 and 3 are loaded as 0 1 | 2 3, so that the wanted ones are in the same
+    lane of both halves. If the load began at element 1 and had to end at element 3, the halves
+    would be 1 2 | 2 3. Their wanted lanes differ, which takes one more instruction.
     """
     size = access.tensor.dtype.bytes
     offsets = {place[0] for place in _places(points, access)} if not access.repeated else set()

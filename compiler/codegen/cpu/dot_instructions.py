@@ -92,12 +92,12 @@ def _direct(
 def _other_sign(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """Emit a dot-product instruction for the other signedness of the left operand.
+    """Emit a dot-product instruction that takes the left operand with the other signedness.
 
-    Return None if the target has no such instruction. For example, an int8 operand uses an
-    instruction for uint8. If the left elements may have bit 7 set, a second instruction computes
-    the difference. If bit 7 is known to be clear, as in 4-bit weights, the values are the same in
-    both types.
+    For example, an int8 operand uses an instruction for uint8. If bit 7 of the left elements is
+    known to be clear, as in 4-bit weights, the values are the same in both types. Otherwise, the
+    lower seven bits and bit 7 are multiplied by one instruction each, and the second product is
+    subtracted from the first. Return None if the target has no such instruction.
     """
     other = _BYTES[types[0] is DType.UINT8], types[1]
     if not emitter.masks.get(left.name, _EIGHTH_BITS) & _EIGHTH_BITS:
@@ -169,9 +169,9 @@ def _by_elements(
 ) -> Value | None:
     """Emit dot products as widening multiplications of an int16 vector by an int16 scalar.
 
-    Each multiplication handles one element of every group. Return None for types other than
-    integers. Vectors of groups were created by interleaving vectors of elements; LLVM removes that
-    interleaving automatically.
+    Each multiplication handles one element of every group, so the elements of each operand are
+    first extracted from the groups. If the groups were created by interleaving vectors of elements,
+    LLVM removes both steps. Return None for types other than integers.
     """
     if types != _PAIRS and not set(types) <= set(_BYTES):
         return None
@@ -200,10 +200,8 @@ def _extended(emitter: Emitter, value: Value, sums: Value) -> Value:
 
 
 def _element(emitter: Emitter, dtype: DType, group: Value, place: int) -> Value:
-    """Return element number `place` of each group as int16.
-
-    Elements that a partial group does not have are 0.
-    """
+    """Return element number `place` of each group as int16; 0 if a partial group lacks the
+    element."""
     if group.lanes == 1:
         parts = emitter.parts.get(group.name)
         if parts is not None and place >= len(parts):

@@ -45,9 +45,9 @@ def bits(emitter: Emitter, value: Value) -> Value:
 def of_bits(emitter: Emitter, whole: Value, dtype: DType) -> Value:
     """Return the 16-bit float whose bits are the uint16 `whole`.
 
-    If the target has no instructions for the type, `emitter.bits` records the bits of the float.
-    Code then passes the bits between basic blocks in place of the float, because LLVM calls a
-    library function for a vector of bfloat16 that crosses blocks.
+    On a target without instructions for the type, `emitter.bits` also records these bits. Loops
+    then carry the bits in place of the float, because LLVM would call a library function to pass a
+    vector of bfloat16 from one basic block to another.
     """
     value = _reinterpreted(emitter, whole, dtype)
     if not has_instructions(emitter, dtype):

@@ -1,9 +1,12 @@
 """Methods of loading an element or a vector; one is selected for each access.
 
-The distance between the lanes in memory (the lane stride) determines the method. With stride 0, a
-scalar is loaded and later broadcast. With the element size as the stride, one vector is loaded.
-Lanes at `lane // n` take one vector and a constant permutation. A stride of a few elements takes
-several vectors and permutations. For all other strides, each lane is loaded separately.
+The byte offset of each lane determines the method:
+
+- The same for all lanes: a scalar is loaded and later broadcast.
+- Contiguous elements: one vector is loaded.
+- The same for each n successive lanes, as in an upsampling: one vector is loaded and permuted.
+- A stride of a few elements: several vectors are loaded and permuted.
+- Any others: each lane is loaded separately.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ loaded value."""
 
 
 def load_plan(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:
-    """Return the function that loads the elements of an access at all points of a register tile."""
+    """Return a function that loads the elements of an access at any point of a register tile."""
     emitter, dtype, is_full = context.emitter, access.tensor.dtype, access.present >= access.packed
     if access.tensor.space is Space.CONSTANT:
         return _constant
@@ -77,9 +80,10 @@ def _scalars(context: Context, budget: RegisterBudget, access: Access, points: P
 
 
 def _single_elements(place: LoadSite) -> Value:
-    """Load the elements of one group separately, and combine them into an integer.
+    """Load the elements of one dot-product group separately, and combine them into an integer.
 
-    A wider load is not possible, because the adjacent memory does not belong to the group.
+    A single wider load is not used if the elements are not adjacent, if the memory after a partial
+    group may not be read, or if the target multiplies single elements.
     """
     return _group(place, 0)
 
@@ -105,7 +109,7 @@ def _takes_elements(emitter: Emitter, dtype: DType) -> bool:
 
 
 def _separate_groups(place: LoadSite) -> Value:
-    """Load the elements of each lane's group separately, and return the vector of groups.
+    """Load the elements of each lane's dot-product group separately, and return the groups.
 
     This serves partial groups if the memory after each is not known to be readable.
     """
@@ -115,8 +119,8 @@ def _separate_groups(place: LoadSite) -> Value:
 def _interleaved(place: LoadSite) -> Value:
     """Load groups whose elements lie in separate vectors: load these vectors and interleave them.
 
-    Vectors that are adjacent in memory are loaded together. If a group has fewer elements than fit,
-    the missing ones are arbitrary, because the other operand has zeros there.
+    Vectors that are adjacent in memory are loaded together. If a group has fewer elements than a
+    lane holds, the missing ones are arbitrary, because the other operand has zeros there.
     """
     emitter, access, lanes, active = place.emitter, place.access, place.lanes, place.active
     size = access.tensor.dtype.bytes
@@ -139,9 +143,10 @@ def _interleaved(place: LoadSite) -> Value:
 
 
 def _in_runs_or(plan: LoadPlan) -> LoadPlan:
-    """Return a plan for lanes that form several contiguous runs, with `plan` for all other cases.
+    """Return a plan that loads a vector as contiguous runs of lanes where that is possible.
 
-    Runs are loaded as one group of vector registers, if the target has such groups.
+    This is possible on targets that treat several vector registers as one group (RISC-V), for lanes
+    that form several equal runs. In all other cases, the result loads the vector by `plan`.
     """
 
     def load(place: LoadSite) -> Value:
@@ -209,12 +214,12 @@ def _permuted(place: LoadSite) -> Value | None:
 
 
 def _strided(place: LoadSite, start: int | None) -> Value | None:
-    """Load lanes with a stride of a few elements: load vectors and select lanes by permutations.
+    """Load lanes with a stride of a few elements: load whole vectors, and select lanes from them.
 
-    This takes at most half as many vector loads as there are lanes; for larger strides, return
-    None, because one load per lane is as good. The last vector ends at the last lane, so that no
-    memory after it is read. If `start` is given, the lanes are every second element of the two
-    vectors at byte offset `start`.
+    Return None if the stride exceeds half the number of lanes, because one load per lane is then as
+    good. The last vector ends at the last lane, so that no memory after it is read. If `start` is
+    given, the stride is two elements, and two vectors are loaded from byte offset `start`
+    (`load_offsets`).
     """
     emitter, lanes, size, active = place.emitter, place.lanes, place.dtype.bytes, place.active
     offsets = place.access.lane_offsets
@@ -259,7 +264,7 @@ def _collected(place: LoadSite, items: Iterable[Value]) -> Value:
 def place_at(
     context: Context, budget: RegisterBudget, access: Access, offset: int, active: int
 ) -> LoadSite:
-    """Return the description of a load at byte offset `offset`, with the loop depth for its code.
+    """Return a description of the load at byte offset `offset`, with the loop depth of its code.
 
     Loads from tensors that the stage does not write are hoisted out of loops while registers are
     available.

@@ -28,19 +28,22 @@ from tilewright.compiler.sizes import always_less, bounds, is_dynamic
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A sequence of tiles along an axis that are covered by one loop.
+    """A sequence of equal tiles along an axis, which one loop covers.
+
+    `offset`, `count` and `width` are integers, or formulas over run-time sizes (`Size`).
 
     Attributes:
-        offset: start of the first tile on the axis; it may be a dynamic size.
-        count: number of tiles; it may be a dynamic size.
+        offset: start of the first tile on the axis.
+        count: number of tiles.
         step: distance between the starts of two tiles.
-        width: number of indices per tile. It may be a dynamic size in segments of one or two tiles
-            that may be empty.
-        room: for a dynamic width, the number of rows for which code is emitted (the capacity). The
-            code repeats the last existing row in place of missing ones.
-        has_partial_tile: whether the last tile is narrower, so that it ends with the axis. The
+        width: number of indices per tile. If this is known only at run time, the segment has at
+            most two tiles, and may have none.
+        room: for a width known only at run time, the number of rows for which code is emitted, or
+            0. Code for surplus rows repeats the last row.
+        has_partial_tile: whether the last tile may be narrower, so that it ends with the axis. The
             width of each tile is then computed at run time.
-        overlaps: whether the last tile starts earlier, so that it ends with the axis at the latest.
+        overlaps: whether the last tile has the full width, and starts earlier if it would otherwise
+            end after the axis.
     """
 
     offset: int
@@ -65,7 +68,8 @@ of 6, the two narrower tiles of a block would read all weights twice."""
 
 
 class Tail(Enum):
-    """How code handles the remaining indices after the full tiles of an axis of dynamic extent."""
+    """How code computes the indices that remain after the full tiles of an axis of dynamic
+    extent."""
 
     WHOLE = auto()
     """One tile whose width is computed at run time; inner loops split it further."""
@@ -101,16 +105,16 @@ def repeating_tail(known: int, extent: int, step: int) -> Tail | None:
 
     Args:
         known: the number of rows of the whole axis.
-        extent: the number of rows in the range of this loop.
+        extent: the number of rows in the range of this loop, which may be a part of the axis.
         step: the number of rows of a full tile.
 
     Returns:
-        OVERLAPPED if `extent` always contains a full tile; REPEATED if `known` may be less than a
-            full tile; otherwise None, for another kind of tail.
+        OVERLAPPED if `extent` is always at least one full tile; REPEATED if the whole axis may be
+            shorter than a full tile; otherwise None, so that the caller selects another kind of
+            tail.
 
-    One full tile that computes some rows twice takes no longer than the smaller tiles of HALVES,
-    which have too few sums to hide the latency of multiply-adds. Its code is a third as long,
-    measured with the products of an object detector.
+    A full tile that computes some rows twice takes no longer than the smaller tiles of HALVES,
+    which have too few sums to hide the latency of multiply-adds. Its code is a third as long.
     """
     if bounds(extent)[0] >= step:
         return Tail.OVERLAPPED
@@ -153,13 +157,13 @@ def segments(
     """Divide an axis into segments: full tiles, and narrower tiles for the remaining indices.
 
     Args:
-        extent: the extent of the axis.
+        extent: the extent of the axis; it may be a dynamic size.
         step: the width of a full tile.
         peel: whether the first and the last full tile are separate segments.
-        granularity: the step of the axis in unrolled code (along the vector axis, the lanes of a
-            vector); 0 if it is not unrolled. The narrower tiles are multiples of it as far as
-            possible.
-        tail: how the incomplete last tile of a dynamic extent is handled.
+        granularity: the number of indices that one copy of unrolled code covers: along the vector
+            axis, the lanes of a vector. 0 if the axis is not unrolled. The narrower tiles are
+            multiples of it as far as possible.
+        tail: how the remaining indices of a dynamic extent are computed.
 
     Raises:
         ScheduleError: with `peel`, if a dynamic extent may have fewer than two full tiles.
@@ -229,14 +233,18 @@ def _is_block(full: int) -> bool:
 
 
 def _has_rests(extent: int, step: int, tail: Tail) -> bool:
-    """Return whether the full tiles are followed only by tiles that repeat their last row."""
+    """Return whether the rows after the full tiles are computed as by `Tail.REPEATED`.
+
+    The code then has more rows than the tile, and the surplus rows repeat the last one. On an axis
+    of few full tiles, the result is false.
+    """
     return tail is Tail.REPEATED and is_dynamic(extent) and not _is_block(extent // step)
 
 
 def _rooms(step: int) -> list[int]:
-    """Return the possible numbers of rows of narrower tiles in a block of few full tiles.
+    """Return the possible numbers of rows of a narrower tile, on an axis of few full tiles.
 
-    They are one, a third and two thirds of `step`.
+    They are one row, a third and two thirds of `step`.
     """
     return sorted({room for room in (1, -(-step // 3), -(-2 * step // 3)) if room < step})
 
@@ -244,8 +252,9 @@ def _rooms(step: int) -> list[int]:
 def _one_of(offset: int, rest: int, step: int, rooms: Sequence[int]) -> Iterator[Segment]:
     """Yield one segment per capacity in `rooms`, of which at most one has a tile at run time.
 
-    That segment has the smallest capacity that holds the `rest` remaining rows. Without remaining
-    rows, no segment has a tile.
+    This is the segment of the smallest capacity that holds the `rest` remaining rows; if no row
+    remains, no segment has a tile. The counts of tiles are formulas over `rest` with the value 0 or
+    1.
     """
     below = 0
     for room in rooms:
@@ -255,12 +264,11 @@ def _one_of(offset: int, rest: int, step: int, rooms: Sequence[int]) -> Iterator
 
 
 def _repeated_segments(extent: int, step: int) -> Iterator[Segment]:
-    """Yield the segments of a block of few full tiles whose rows may be computed twice.
+    """Yield the segments of an axis of few full tiles, of which some rows may be computed twice.
 
     The full tiles come first. If the remaining rows fit into a narrower tile, one such tile
-    follows. If they do not fit, the last full tile is followed by another one that starts earlier,
-    so that it ends with the axis. A block without full tiles gets two of the widest narrower tiles
-    instead.
+    follows. Otherwise, one more full tile follows, which starts earlier so that it ends with the
+    axis. On an axis shorter than a full tile, two of the widest narrower tiles replace this one.
     """
     full, rest = divmod(extent, step)
     rooms = _rooms(step)
@@ -275,7 +283,7 @@ def _repeated_segments(extent: int, step: int) -> Iterator[Segment]:
 
 
 def _is_above(rest: int, number: int, step: int) -> int:
-    """Return a dynamic size that is 1 if `rest` exceeds `number`, else 0.
+    """Return a formula over the dynamic size `rest` that is 1 if `rest` exceeds `number`, else 0.
 
     `rest` is a number of rows below `step`.
     """
@@ -283,9 +291,9 @@ def _is_above(rest: int, number: int, step: int) -> int:
 
 
 def _tail_widths(step: int, granularity: int, tail: Tail) -> Iterator[int]:
-    """Yield the widths of the tiles that follow the full tiles of width `step`.
+    """Yield the widths of the tiles that follow the full tiles of width `step`, widest first.
 
-    Elements that still remain after them are computed under a mask.
+    Indices that remain after these tiles are computed as one vector under a mask.
     """
     if granularity > 1 or tail is Tail.UNITS:
         yield granularity
@@ -322,14 +330,14 @@ def over(
         context: the state of code generation for the stage.
         axis: the axis.
         step: size of a full tile.
-        body: emits one tile; its argument is the list of carried values before the tile, and its
-            result that after the tile.
+        body: emits one tile; takes the list of carried values before the tile, and returns the list
+            after it.
         carried: the loop-carried values before the first tile.
         peel, unroll: as in `For`.
         granularity, tail: as in `segments`.
-        clip: loads that must be in bounds; the loop skips indices of the axis for which they are
-            not. None to run all indices.
-        padding: whether these loads may read halos.
+        clip: loads that must be in bounds: the loop skips indices of the axis at which one of them
+            is not. None to run all indices.
+        padding: whether the loads in `clip` may read halos.
 
     Raises:
         ScheduleError: if `unroll` is true and the number of tiles is dynamic.
@@ -371,9 +379,9 @@ def _carrying_bits(
     *,
     may_be_empty: bool,
 ) -> list[Value]:
-    """Emit a loop (`Emitter.loop`) that carries 16-bit floats between iterations as uint16.
+    """Emit a run-time loop, as `Emitter.loop` does, that carries 16-bit floats as uint16.
 
-    This applies to types for which the target has no instructions; other values are carried
+    This applies to types for which the target has no instructions. Other values are carried
     unchanged.
     """
     types = [value.dtype for value in carried]
@@ -413,12 +421,17 @@ def tile_body(
 ) -> Callable[[Value, list[Value]], list[Value]]:
     """Return the body of a run-time loop over a segment's tiles, for `Emitter.loop`.
 
-    The returned function takes the loop counter, which starts at `first`, and the carried values.
-    It sets the range of `axis` to the current tile and calls `body`.
+    The returned function takes the loop counter and the carried values. It sets the range of `axis`
+    to the current tile and calls `body`.
 
     Args:
+        context: the state of code generation for the stage.
+        axis: the axis of the tiles.
         outer: the range of the axis around the loop.
-        clipped: whether the counter only takes values that are in bounds.
+        segment: the segment.
+        body: emits one tile; takes the carried values before it, and returns those after it.
+        clipped: whether the loop runs only over tiles whose loads are in bounds.
+        first: the value of the loop counter at the segment's first tile.
     """
 
     def lowered(counter: Value, values: list[Value]) -> list[Value]:
@@ -453,7 +466,7 @@ def _counted_from(emitter: Emitter, counter: Value, first: int) -> Value:
 def _cut(emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first: int) -> Bound:
     """Return the range of tile `counter` in a segment whose last tile may be narrower.
 
-    The width w of the tile is computed at run time. Tile i ends at step i + w <= extent, so i <
+    The width w of the tile is computed at run time. Tile i ends at step * i + w <= extent, so i <
     (extent - w) // step + 1. This bound of i lets range analysis prove that the tile lies inside
     the axis.
     """
@@ -471,7 +484,10 @@ def _cut(emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first
 def _overlapping(
     emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first: int
 ) -> Bound:
-    """Return the range of tile `counter` in a segment whose last tile starts earlier to be full."""
+    """Return the range of tile `counter` in a segment of full tiles (`Segment.overlaps`).
+
+    If a tile would end after the axis, it starts earlier, and ends with the axis.
+    """
     step, last = segment.step, outer.extent - segment.step
     counter = _counted_from(emitter, counter, first)
     begin = emitter.emit(DType.INT64, 1, "mul nsw i64 %s, %s", counter, emitter.size(step))
@@ -482,11 +498,11 @@ def _overlapping(
 
 
 def _rows(emitter: Emitter, segment: Segment, counter: Value, first: int) -> tuple[Value, ...]:
-    """Emit the numbers of the rows that a tile computes, one for each row that its code has.
+    """Emit the row numbers of a tile, one for each row for which code is emitted.
 
-    In place of rows that do not exist, the last existing row is repeated. The numbers are computed
-    inside the loop over the tile, so that no loads at these rows are moved before it: the loop may
-    be empty.
+    If the tile has fewer rows at run time, the last one is repeated. The numbers are computed
+    inside the loop over the tile: loads at these rows must not be hoisted out of the loop, which
+    may be empty.
     """
     last = emitter.size(segment.width - 1)
     least = partial(emitter.call, DType.INT64, 1, "llvm.smin.i64", depth=emitter.depth)
@@ -506,7 +522,7 @@ def _started(context: Context, outer: Bound, segment: Segment) -> Linear:
     """Return the start of a segment on its axis.
 
     For some dynamic sizes, range analysis cannot prove that the start lies within the axis. The
-    start is then represented by a new variable with that range.
+    result is then a new loop variable, whose range states this.
     """
     start = _moved(outer.start, segment.offset)
     if not is_dynamic(segment.offset):
@@ -525,11 +541,11 @@ def _started(context: Context, outer: Bound, segment: Segment) -> Linear:
 def _clip(
     context: Context, axis: Axis, outer: Bound, loads: Sequence[Load], padding: Padding
 ) -> tuple[Value, Value] | None:
-    """Return the range of a reduction axis in which all loads are in bounds, or None.
+    """Return the range of a reduction axis in which all loads are in bounds.
 
-    None stands for the whole axis. A restricted range is possible only if the other terms of a
-    load's index are the same at all points of the register tile. Otherwise, the loads are checked
-    one by one.
+    Return None if this is the whole axis. The result is also None if no single range exists,
+    because a load's index contains other terms that differ between points of the register tile. The
+    bounds of each load are then checked point by point.
     """
     if outer.start.terms or outer.start.constant or axis.extent == 1:
         return None

@@ -1,8 +1,8 @@
 """Lowering of loop nests to LLVM IR text.
 
-Every kernel is lowered in the same way: `ssa` builds structured LLVM IR, `points` gives unrolled
-axes their values during code generation, and `access` computes addresses. A stage becomes one
-function
+Every kernel is lowered in the same way: `points` gives each unrolled axis its value during code
+generation, `access` computes addresses, and `ssa` builds the text of the loops and instructions. A
+stage becomes one function
 
     void stage(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo, int64_t hi)
 
@@ -54,9 +54,10 @@ def stage_symbol(name: str, number: int) -> str:
 def stage_extent(stage: Stage) -> int:
     """Return the number of tiles into which a stage is divided for threads.
 
-    These are the tiles of the stage's first loop; a stage without parallel loops has one. The
-    number is a dynamic size if a loop's extent is known only at run time. The stage's function
-    computes the tiles from its argument `lo` to its argument `hi` (exclusive).
+    These are the tiles of the stage's first parallel loop and of parallel loops nested directly in
+    it. A stage without parallel loops has one tile. The result is an int, or a formula over dynamic
+    dimensions (`Size`). The stage's function computes the tiles from its argument `lo` to its
+    argument `hi` (exclusive).
     """
     loops = _parallel_loops(stage)
     return _shared_tiles(loops[0]) if loops else 1
@@ -71,8 +72,8 @@ def _parallel_loops(stage: Stage) -> tuple[For, ...]:
 def _shared_tiles(loop: For) -> int:
     """Return the number of tiles that threads share in a parallel loop.
 
-    If the loop's body is another parallel loop, the numbers of tiles of the two loops are
-    multiplied, and so on.
+    If the loop's only statement is another parallel loop, their numbers of tiles are multiplied,
+    and so on for further nested loops.
     """
     own = sum(segment.count for segment in _loop_segments(loop))
     inner = _parallel_inside(loop)
@@ -105,7 +106,7 @@ def lower_nest(nest: LoopNest, target: Target, sizes: Sequence[Dimension] | None
 
     Raises:
         ScheduleError: if tiles do not align with layouts, accesses cannot be proved to be in
-            bounds, or the code would depend on the value of a dynamic size.
+            bounds, or code generation needs the value of a size that is known only at run time.
     """
     if sizes is None:
         sizes = nest.sizes
@@ -208,10 +209,10 @@ def _lower(context: Context, node: Node) -> None:
 def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
     """Emit the tiles [low, high) of a parallel loop, as one loop per segment.
 
-    With a nested parallel loop, low and high count the tiles of the nested loop, and may lie within
-    a tile of this loop. A narrower tile of rows is computed first. The code does not rely on the
-    bounds that the caller guarantees for low and high, so the same code serves any number of full
-    tiles.
+    If the loop contains a nested parallel loop, low and high count the tiles of the nested one, so
+    a thread may start or end within a tile of this loop. If tiles may start at any row, the tile of
+    remaining rows comes first. Each segment's loop compares its bounds with low and high at run
+    time, so the same code serves every thread.
     """
     emitter = context.emitter
     context.open_axis(loop.axis)
@@ -254,11 +255,14 @@ def _parallel_tile(
     """Emit tile `counter` of a parallel loop.
 
     Args:
+        context: the state of code generation for the stage.
+        loop: the parallel loop.
         outer: the range of the axis around the loop.
         segment: the segment that contains the tile.
         first: the number of the segment's first tile.
         inner: the nested parallel loop, if any.
-        within: the first tile of the nested loop to compute, and the last one (exclusive).
+        within: the numbers of the nested loop's tiles that the thread computes: the first, and the
+            last (exclusive).
         counter: the number of the tile.
         values: loop-carried values.
     """
@@ -312,7 +316,11 @@ def _let(context: Context, let: Let) -> Bound:
 
 
 def _loop_segments(loop: For, *, partial_tiles: bool = False) -> tuple[Segment, ...]:
-    """Return the segments of a loop; `partial_tiles` does not change their number of tiles."""
+    """Return the segments of a loop.
+
+    With `partial_tiles`, a shorter last tile shares the code of the full tiles where possible
+    (`Tail.PARTIAL`). The total number of tiles does not depend on it.
+    """
     return segments(
         loop.axis.extent,
         loop.step,
@@ -323,9 +331,10 @@ def _loop_segments(loop: For, *, partial_tiles: bool = False) -> tuple[Segment, 
 
 
 def _granularity(body: Sequence[Node], axis: Axis) -> int:
-    """Return the step by which the `Compute` nodes in a loop unroll an axis, or 0.
+    """Return how many indices of an axis one copy of unrolled code covers in a loop, or 0.
 
-    The narrower last tiles of the loop are multiples of this step as far as possible.
+    The value is the step by which the `Compute` nodes in the loop body unroll the axis. Narrower
+    last tiles of the loop are multiples of it as far as possible.
     """
     for node in body:
         match node:
@@ -339,7 +348,7 @@ def _granularity(body: Sequence[Node], axis: Axis) -> int:
 
 
 def _tail(context: Context, loop: For) -> Tail:
-    """Return how the incomplete last tile of a loop with a dynamic extent is handled."""
+    """Return how code computes the indices that remain after the full tiles of a loop."""
     computes = [*_computes(loop.body)]
     unrolling = [c for c in computes if any(tile.axis == loop.axis for tile in c.unroll)]
     repeats = None

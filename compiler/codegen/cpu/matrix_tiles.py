@@ -119,8 +119,8 @@ class MatrixTile:
     def turned(self, values: dict[Key, Partial]) -> dict[Key, Partial]:
         """Convert the sums of each pair of neighbouring rows to two 2x2 blocks, or blocks to rows.
 
-        The argument and the result map keys of accumulators to sums. Sums of a row without a
-        neighbour are unchanged.
+        The conversion is its own inverse. The argument and the result map keys of accumulators to
+        sums. Sums of a row without a neighbour are unchanged.
         """
         position = self._position(values)
         result = dict(values)
@@ -190,7 +190,10 @@ class MatrixTile:
                 self._blocks(current, [key_of(each) for each in pair], rows, right(point, ()))
 
     def _row(self, left: Evaluator, point: Point, present: bool) -> Value:
-        """Return eight bytes of the broadcast operand at a point; zeros if the point is skipped."""
+        """Return the left operand's group of eight bytes at a point, or zeros if not `present`.
+
+        A point is not present if its product is skipped, as in padding.
+        """
         return left(point, ()) if present else self._emitter.const(0, DType.INT64)
 
     def _blocks(

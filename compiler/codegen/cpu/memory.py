@@ -72,8 +72,8 @@ class Loader:
     def indirect(self, point: Point, positions: Sequence[Value]) -> Value:
         """Load the element or the vector of an indirect access at a point of the register tile.
 
-        `positions` are computed indices, which are added to the access's index along its indirect
-        dimensions.
+        `positions` are indices computed at run time, one per indirect dimension; they are added to
+        the access's index along these dimensions.
         """
         table = self._table(point, positions)
         if table is not None:
@@ -95,8 +95,9 @@ class Loader:
     def _table(self, point: Point, positions: Sequence[Value]) -> Value | None:
         """Emit a lookup in a table of 8-bit elements by a vector instruction.
 
-        Return None if the access is not such a table, or the target has no such instruction. The
-        table is loaded at each use: hoisting it would occupy four registers in outer loops.
+        Return None if the access does not read such a table, or the target has no such instruction.
+        The table is loaded at each lookup, because it would occupy four registers if it were
+        hoisted out of the loop.
         """
         emitter = self._context.emitter
         access = self._access.in_row(emitter, point)
@@ -122,10 +123,10 @@ class Loader:
         return looked_up(emitter, found, parts, place)._replace(dtype=tensor.dtype)
 
     def _moved(self, base: Value, positions: Sequence[Value]) -> tuple[Value, Value | None]:
-        """Add computed positions, one for each indirect dimension, to a base address.
+        """Add the computed positions along the indirect dimensions to a base address.
 
-        Return the new base, and the byte offset of each lane; None if all lanes have the same
-        position.
+        Return the new base, and the byte offset of each lane; the offsets are None if all lanes
+        have the same position.
         """
         emitter = self._context.emitter
         lanes: Value | None = None

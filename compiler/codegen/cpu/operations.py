@@ -24,9 +24,9 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
 
 
 def _dot(emitter: Emitter, x: Value, y: Value, total: Value) -> Value:
-    """Emit the operation DOT, the dot product of groups of 8-bit integers, added to `total`.
+    """Emit the operation DOT: dot products of groups of four 8-bit integers, added to `total`.
 
-    Scalars use the vector instructions too.
+    Scalar operands use the same vector instructions.
     """
     lanes = max(x.lanes, y.lanes, total.lanes)
     total = emitter.splat(total, lanes)

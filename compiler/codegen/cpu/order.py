@@ -13,19 +13,20 @@ from tilewright.compiler.targets.target import Target
 
 
 def is_in_order(target: Target) -> bool:
-    """Return whether the order of loads and multiply-adds matters on the target's core.
+    """Return whether the order in which loads and multiply-adds are emitted affects the speed.
 
-    This holds for cores that execute instructions in order. The result is false for all
-    architectures except AArch64, because no gain is known for the others.
+    This holds for AArch64 cores that execute instructions in program order. On other architectures,
+    no gain is known, and the result is false.
     """
     return not target.core.reorder_buffer and target.lane_factors > 1
 
 
 def constant_points(points: list[Point], matrix: Access, spatial: Sequence[int]) -> list[Point]:
-    """Return the points of a transform by a constant matrix whose coefficient is not zero.
+    """Return the points of a product with a constant matrix at which the matrix is not zero.
 
-    A transform, as in Winograd convolution, therefore costs only its nonzero coefficients. Each sum
-    starts with a point whose coefficient is one, if it has any.
+    A transform by such a matrix, as in Winograd convolution, thus has no instructions for zero
+    coefficients. The points of each sum are adjacent in the result; a point with coefficient 1,
+    which needs no multiplication, comes first if the sum has one.
 
     Args:
         points: all points of the register tile.
@@ -59,9 +60,9 @@ def greedy_points(
         accesses: the accesses of the operands. Loads that are hoisted out of the loop at `depth`
             are not counted.
         depth: the depth of the innermost loop.
-        beside: maps places of an access to the places that one instruction loads together with
-            them. Its second argument says whether the access is the only one. The points of two
-            such places become neighbours in the order, so that no loaded value waits in a register.
+        beside: finds vectors that one instruction loads together: takes an access, and whether it
+            is the only one, and returns a map from the place of the second vector to that of the
+            first. Such vectors count as one load.
     """
     inner = [
         access

@@ -93,9 +93,9 @@ class Points:
         return self
 
     def _repeat(self, axis: Axis, bound: Bound) -> None:
-        """Bind an axis to a fixed number of rows, of which fewer may exist at run time.
+        """Bind an axis to a fixed number of unrolled rows, of which fewer may exist at run time.
 
-        In place of rows that do not exist, the last existing row is repeated.
+        Rows that do not exist repeat the last existing row (`Bound.rows`).
         """
         variable = Variable(Kind.REPEATED, bound.extent, rows=bound.rows)
         self.position[variable] = len(self.variables)
@@ -130,7 +130,7 @@ class Points:
     def lanes_in_use(self) -> int:
         """Number of lanes in use at every point, unless the last vector has fewer (`is_ragged`).
 
-        It is a dynamic size if a mask determines it at run time.
+        If a mask determines it at run time, it is a formula over run-time sizes (`Size`).
         """
         return self._active
 

@@ -58,10 +58,9 @@ def prefetch(
 ) -> None:
     """Emit prefetches for the points of a register tile.
 
-    The prefetched cache lines lie `compute.prefetch` bytes after the lines that the points read.
-
-    Weights and vectors of inputs are prefetched. If the same weights (a panel) are read in several
-    passes (`compute.passes`), each pass prefetches its part of the next panel instead.
+    The prefetched cache lines lie `compute.prefetch` bytes after the lines of inputs and weights
+    that the points read. If the same weights (a panel) are read in several passes
+    (`compute.passes`), each pass prefetches its part of the next panel instead.
     """
     emitter = context.emitter
     if not points:  # all of them read padding
@@ -92,7 +91,7 @@ def _is_stream(access: Access, emitter: Emitter) -> bool:
 def _share(
     context: Context, compute: Compute, load: Load, access: Access, points: Sequence[Point]
 ) -> None:
-    """Emit the prefetch of the part of the next panel that belongs to the current step and pass."""
+    """Emit the prefetch of a part of the next panel: the part for the current step and pass."""
     emitter = context.emitter
     size = len(access.lane_offsets) * access.tensor.dtype.bytes * access.packed
     step = size * len({access.offset(point) for point in points})
@@ -112,9 +111,8 @@ def _share(
 def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
     """Return the number of the current pass over a panel of weights, and the number of passes.
 
-    A tile of remaining rows counts as a single pass. It reads data that the full tiles have loaded,
-    and is too short for prefetches of its own. For example, in a product with ten rows, the tile of
-    one row had to wait for half a panel.
+    The tile of the rows that remain after the full tiles counts as a single pass. It reads weights
+    that the full tiles have loaded, and is too short for prefetches of its own.
     """
     number, count = Linear(), 1
     if any(context.environment[tile.axis].start.of(Kind.REPEATED) for tile in passes):
@@ -133,7 +131,8 @@ def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
 def _tiles(emitter: Emitter, done: Linear, step: int, count: int) -> Linear:
     """Return how many of `count` tiles begin before the position `done`, as a linear form.
 
-    A tile that overlaps the previous one does not start at a multiple of `step`.
+    Tiles begin at multiples of `step`. An exception is a tile that starts earlier to end with the
+    axis; it counts as well.
     """
     numbers = (*done.terms.values(), done.constant)
     if all(exact_quotient(number, step) is not None for number in numbers):
@@ -148,8 +147,8 @@ def _tiles(emitter: Emitter, done: Linear, step: int, count: int) -> Linear:
 def _part(emitter: Emitter, whole: int, count: int, most: int) -> int:
     """Return `whole // count`.
 
-    For a dynamic count, the quotient is computed at run time, and the result is a new dynamic size
-    of at most `most`.
+    If `count` is a formula over run-time sizes (`Size`), the quotient is computed at run time. The
+    result is then such a formula too, of at most `most`.
     """
     if not is_dynamic(count):
         return whole // count
@@ -164,9 +163,9 @@ def _part(emitter: Emitter, whole: int, count: int, most: int) -> int:
 def _distance(emitter: Emitter, panel: int, count: int, rows: int) -> int:
     """Return how far ahead of its reads a pass prefetches, in bytes.
 
-    With several passes, it is the size of the panel. A single pass prefetches its own panel, at the
-    shorter distance of the core's model; with fewer rows than the model requires, the distance is
-    0.
+    With several passes over a panel, it is the size of the panel. A single pass prefetches its own
+    panel at a shorter distance that depends on the core, or not at all (0) if it has too few rows
+    for prefetches on this core.
 
     Args:
         panel: the size of the panel in bytes.
@@ -212,7 +211,7 @@ def _others(form: Linear) -> Linear:
 
 
 def _scaled(form: Linear, times: int, by: int) -> Linear:
-    """Return the run-time part and the constant of a linear form, multiplied by `times / by`.
+    """Return a linear form multiplied by `times / by`, without its compile-time variables.
 
     Coefficients are rounded down, so a prefetch may hit a neighbouring cache line.
     """

@@ -34,14 +34,14 @@ def quads(
 ) -> tuple[Mapping[int, int], Mapping[int, int]]:
     """Find scalars that can be loaded four at a time, as one vector.
 
-    Return two maps of byte offsets: from each such scalar to the first one of its group of four,
-    and from the first group to the second for pairs that one instruction loads. Both are empty
-    unless the target multiplies a vector by one lane of another.
+    A group of four consists of 32-bit elements that are adjacent in memory and all read by the
+    tile. A group stays in a register until its last use, so groups are selected only as long as
+    registers are left. The target must multiply a vector by one lane of another.
 
-    A group consists of four 32-bit elements that are adjacent in memory and all read by the tile:
-    they take one load instead of four. If the rows of a tile are not adjacent, each row has its own
-    vector, which stays in a register for the next steps of the sum. Rows get such vectors as long
-    as registers are left. Adjacent rows are loaded in pairs of groups.
+    Returns:
+        A map from the byte offset of each scalar to that of the first scalar in its group. A second
+            map from the byte offset of a group to that of the next group, for groups that one
+            instruction loads in pairs. Both are empty if no group is selected.
     """
     nothing: tuple[Mapping[int, int], Mapping[int, int]] = {}, {}
     target, size = emitter.target, access.tensor.dtype.bytes * access.packed
@@ -81,12 +81,10 @@ def quads(
 def pairs(
     emitter: Emitter, budget: RegisterBudget, access: Access, points: Points
 ) -> Callable[[int], int | None]:
-    """Return a function that maps the offset of a vector to the offset of the one loaded with it.
+    """Return a function that finds the vector that is loaded together with a given one.
 
-    The function returns None for a vector that is loaded alone. It must be called when the loads
-    are emitted, because only then is it known how many registers are left. If a register is left, a
-    tile of three vectors loads the first vector of its next step together with the last one of this
-    step.
+    Both are byte offsets; the function returns None for a vector that is loaded alone. It must be
+    called when the loads are emitted, because only then is it known how many registers are left.
     """
     paired = vector_pairs(emitter, access, points)
     sums = max(1, budget.accumulators)
@@ -101,7 +99,8 @@ def pairs(
 
 
 def vector_pairs(emitter: Emitter, access: Access, points: Points) -> dict[int, int]:
-    """Map the offset of each vector to that of the vector after it, if one load reads the two."""
+    """Map the byte offset of a vector to that of the next one, for pairs that one instruction
+    loads."""
     target = emitter.target
     takes_pairs = target.lane_factors > 1 and access.is_vector and access.contiguous
     known = access.base is not None and not any(is_dynamic(stride) for _, stride in access.unrolled)
@@ -132,13 +131,14 @@ def side_by_side(offsets: Sequence[int], size: int) -> dict[int, int]:
 
 
 def _live_at_once(used: Sequence[int], most: int) -> tuple[frozenset[int], int]:
-    """Select values so that at most `most` are live at any time.
+    """Select values so that at most `most` of them are live at any time.
 
     A value is live from its first to its last use. Return the selected values, and the largest
-    number that is live at once.
+    number of them that is live at once.
 
     Args:
-        used: the values in the order of their uses.
+        used: the values in the order of their uses; a value occurs once per use.
+        most: the limit.
     """
     last = {value: number for number, value in enumerate(used)}
     live: set[int] = set()

@@ -29,9 +29,9 @@ def float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
     """Emit fmod(a, b) = a - trunc(a / b) b, with the sign of a; NaN if a is infinite or b is 0.
 
     With mantissas in [1, 2) and d = exponent(a) - exponent(b), the result is 2**exponent(b) times
-    (mantissa(a) 2**d) mod mantissa(b). A loop computes this remainder; each iteration shifts in up
-    to `_STEP` of the d bits. The lane with the largest d determines the number of iterations,
-    mostly one or two.
+    (mantissa(a) 2**d) mod mantissa(b). A loop multiplies by 2**d in steps of at most 2**25, and
+    reduces modulo mantissa(b) after each step. The lane with the largest d determines the number of
+    iterations, mostly one or two.
     """
     dtype = a.dtype
     assert dtype is not None
@@ -56,7 +56,7 @@ def float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
     low = do(Operation.SUB, b_part, high)
 
     def reduced(rest: Value) -> Value:
-        """Emit `rest` mod b_part, which is exact for quotients of at most `_STEP` bits."""
+        """Emit `rest` modulo the mantissa of b, exact for quotients of at most 25 bits."""
         whole = do(Operation.FLOOR, do(Operation.DIV, rest, b_part))
         rest = do(Operation.SUB, rest, do(Operation.MUL, whole, high))
         rest = do(Operation.SUB, rest, do(Operation.MUL, whole, low))

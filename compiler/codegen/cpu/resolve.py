@@ -33,8 +33,8 @@ LINE = 64
 class Access:
     """A load or store of a `Compute`, analysed once for all points of its register tile.
 
-    Offsets and strides are in bytes. Strides of unrolled axes and of lanes may be dynamic sizes;
-    `constant` is an integer.
+    Offsets and strides are in bytes. The strides of unrolled axes and the offsets of lanes may be
+    formulas over run-time sizes (`Size`); `constant` is an integer.
     """
 
     tensor: Tensor
@@ -89,8 +89,8 @@ class Access:
     def in_row(self, emitter: Emitter, point: Point) -> Access:
         """Emit the address of the row at a point, and return the access relative to this address.
 
-        The row number is computed at run time if the last row of a partial tile is repeated. An
-        access without such rows (`repeated`) is returned unchanged.
+        This applies to tiles whose surplus rows repeat the last row (`repeated`), so that row
+        numbers are known only at run time. Any other access is returned unchanged.
         """
         base = self.base
         if not self.repeated or base is None:
@@ -103,16 +103,19 @@ class Access:
     def based(self, base: Value, moved: int) -> Access:
         """Return a copy of the access with another base address.
 
-        `base` is the old base plus `moved` bytes, a dynamic size.
+        `base` is the old base plus `moved` bytes, a formula over run-time sizes (`Size`).
         """
         return replace(self, base=base, alignment=gcd(self.alignment, known_divisor(moved)))
 
     def transposed(self, position: int, lane: int) -> Access:
-        """Return the access of a transposed vector: its lanes lie along an unrolled axis.
+        """Return the access of one vector after a block of vectors was transposed.
+
+        The block has the rows of an unrolled axis and the columns of the vector axis. The access is
+        that of one column: its lanes lie along the unrolled axis.
 
         Args:
-            position: position of that unrolled axis in a point.
-            lane: the number of the lane on the old vector axis at which the new vector lies.
+            position: position of the unrolled axis in a point.
+            lane: the number of the column, which is a lane of the old vectors.
         """
         stride = next((s for i, s in self.unrolled if i == position), 0)
         offsets = tuple(stride * i for i in range(len(self.lane_offsets)))
@@ -129,7 +132,8 @@ class Access:
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether the elements of a group lie in separate vectors of lanes, not side by side."""
+        """Whether the elements of a group lie in separate vectors, and are not adjacent in
+        memory."""
         return self.packed > 1 and self.apart != self.tensor.dtype.bytes
 
 
@@ -139,8 +143,9 @@ class RegisterAccess:
 
     Attributes:
         name: name of the tensor.
-        indices: the index along each dimension: the run-time loops on which it depends, the
-            constant, and pairs of a position in the point and the coefficient along it.
+        indices: one triple per dimension, whose parts add up to the index along it. They are pairs
+            of a run-time variable's id and its coefficient; a constant; and pairs of an unrolled
+            axis's position in the point and its coefficient.
     """
 
     name: str
@@ -177,7 +182,7 @@ def resolve(
 ) -> dict[Load, Access | RegisterAccess]:
     """Analyse the loads of an expression for the points of a register tile.
 
-    Return the access of each load.
+    Return the access of each load. `padding` says whether loads may read the halos of tensors.
     """
     return {
         node: resolve_register(context, node, points)
@@ -192,7 +197,8 @@ def resolve_register(context: Context, load: Load, points: Points) -> RegisterAc
     """Return the access to an element of a register tensor, for reading or writing.
 
     Raises:
-        ScheduleError: if the index depends on rows that may be repeated (`Kind.REPEATED`).
+        ScheduleError: if the index depends on row numbers that are known only at run time
+            (`Kind.REPEATED`).
     """
     indices = []
     for index in load.index:
@@ -282,10 +288,10 @@ def _stride(tensor: Tensor, dim: int) -> int:
 
 
 def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
-    """Return how many elements a group has (`count`), how many of them exist, and their distance.
+    """Return the shape of a group, which is one operand of a dot-product instruction.
 
-    A group is one operand of a dot-product instruction; the distance is in bytes. Without groups,
-    the result is (1, 1, 0).
+    The shape is the number of its elements (`count`), how many of them exist in the tensor, and the
+    distance between them in bytes. Without groups, the result is (1, 1, 0).
 
     Raises:
         ScheduleError: if the elements of a group are neither adjacent, nor each part of a vector of
@@ -307,8 +313,8 @@ def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
 def holds_groups(tensor: Tensor, count: int) -> bool:
     """Return whether the layout's innermost blocks consist of whole groups of `count` elements.
 
-    A group is one operand of a dot-product instruction. Its elements are then contiguous in memory,
-    which has space also for elements that do not exist.
+    A group is one operand of a dot-product instruction. In such a layout, its elements are adjacent
+    in memory, and a group at the end of a dimension is padded to its full size.
     """
     factors = tensor.layout.factors
     return bool(factors) and (factors[-1].mod or 1) % count == 0
@@ -329,7 +335,7 @@ def _static_guard(
 def bounds_check(accesses: Iterable[Access | RegisterAccess]) -> Callable[[Point], bool]:
     """Return a function that checks whether all accesses are in bounds at a point of the tile.
 
-    The function raises ScheduleError if that depends on a dynamic size.
+    The function raises ScheduleError if the answer depends on the value of a dynamic size.
     """
     guards = [g for a in accesses if isinstance(a, Access) for g in a.guards]
 

@@ -51,7 +51,7 @@ def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..
 
 
 def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> None:
-    """Record that `result` is a rounded float `x` plus an integer constant, for `nearest`.
+    """Record that `result` is a rounded float `x` plus an integer; `nearest` uses the record.
 
     Nothing is recorded if `x` is not a rounded float, or `added` is not a small integer constant.
     """
@@ -63,19 +63,20 @@ def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> Non
 
 
 def note_above(emitter: Emitter, result: Value, number: Value, x: Value) -> None:
-    """Record that `result` is a comparison of a rounded float with a constant, for `note_floor`.
+    """Record that `result` is the comparison `number < x`; `note_floor` uses the record.
 
-    The comparison is `number < x`.
+    Nothing is recorded unless `number` is a constant and `x` a rounded float.
     """
     if number.const is not None and x.name in emitter.rounded:
         emitter.above[result.name] = x.name, number.const
 
 
 def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: Value) -> None:
-    """Record that `result` is the maximum of a rounded float and a constant, for `limited`.
+    """Record that `result` is the maximum of a rounded float and an integer, for `limited`.
 
-    `result` is a selection between `x` and `number`. Nothing is recorded unless its condition
-    `above` is the comparison of the two, and `number` is an integer.
+    `result` is a selection: `x` where the condition `above` is true, `number` elsewhere. It is
+    recorded if `x` is a rounded float, `number` an integer constant, and `above` the comparison
+    `number < x`.
     """
     limit = number.const
     if limit is None or emitter.above.get(above.name) != (x.name, limit):
@@ -85,13 +86,15 @@ def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: 
 
 
 def limited(emitter: Emitter, operation: Operation, x: Value, limit: Value) -> Value | None:
-    """Emit the minimum of `x` and `limit` as one rounding conversion to an integer and one back.
+    """Emit the minimum of `x` and `limit`, if it can be computed on rounded integers.
 
-    `x` must be the maximum of a rounded float and an integer constant (`note_floor`). Return None
-    if it is any other value, or if the target has no rounding conversion.
+    `x` must be the maximum of a rounded float and an integer constant, as `note_floor` recorded.
+    The original float is then clamped to the two limits, converted to an integer by an instruction
+    that rounds, and converted back. Return None for any other `x`, or if the target has no such
+    instruction.
 
-    The result 0 is +0, also for a negative number, as after a cast to the 8-bit integer that the
-    float represents (`loops/int8_casts.py`).
+    A result of 0 is always +0, never -0. The float stands for an 8-bit integer
+    (`loops/int8_casts.py`), which has only one zero.
     """
     if operation is not Operation.MIN or x.name not in emitter.floors or limit.const is None:
         return None
@@ -106,10 +109,10 @@ def limited(emitter: Emitter, operation: Operation, x: Value, limit: Value) -> V
 
 
 def nearest(emitter: Emitter, x: Value, low: int, high: int) -> Value | None:
-    """Emit a rounded float, optionally plus an integer constant, as int32 clamped to [low, high].
+    """Emit a rounded float `x` as int32, clamped to [low, high], by an instruction that rounds.
 
-    NaN gives `low`. Return None if `x` is any other value, or the target has no instruction that
-    rounds and converts at once.
+    `x` may be the sum of a rounded float and an integer constant, as `note_shifted` recorded. NaN
+    gives `low`. Return None for any other `x`, or if the target has no such instruction.
 
     The limits are applied before the sum: `min(max(rint(source) + added, low), high)` equals
     `min(max(rint(source), low - added), high - added) + added`.
@@ -123,10 +126,11 @@ def nearest(emitter: Emitter, x: Value, low: int, high: int) -> Value | None:
 
 
 def _nearest(emitter: Emitter, source: Value, low: int, high: int) -> Value | None:
-    """Emit a vector of float32 clamped to [low, high] and rounded to int32; NaN gives `low`.
+    """Emit a float32 vector clamped to [low, high], then rounded and converted to int32 at once.
 
-    The limits are applied before rounding; this is exact, because they are integers. Return None if
-    the target has no instruction that rounds and converts at once.
+    NaN gives `low`. The limits are applied before rounding; this is exact, because they are
+    integers. Return None if the target has no instruction that rounds and converts, or `source` is
+    a scalar or another type.
     """
     feature, lanes = emitter.target.family.nearest, source.lanes
     if not emitter.target.has(feature):

@@ -12,8 +12,8 @@ from tilewright.compiler.loops.nest import Compute, For, Node
 def may_start_at_any_index(loop: For) -> bool:
     """Return whether the tiles of a loop may start at any index of its axis.
 
-    This holds if each step along the axis moves every access by whole slices of its tensor. Then no
-    vector and no layout block needs a certain start.
+    This holds if each step along the axis moves every access by a whole slice of its tensor, such
+    as one row. A step within a vector or a block of the layout would require aligned tiles.
     """
 
     def of_rows(node: Node) -> bool:
@@ -45,9 +45,9 @@ def _accesses(compute: Compute) -> Iterator[Load]:
 
 
 def _moves_by_slices(load: Load, axis: Axis) -> bool:
-    """Return whether the axis occurs only in indices of dimensions that the layout does not split.
+    """Return whether a step along the axis moves the load by a whole slice of its tensor.
 
-    A step along the axis then moves the load by whole slices of the tensor.
+    This holds if the layout does not split the dimensions in whose indices the axis occurs.
     """
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
     moved = [f for f in factors if axis in load.index[f.dim].axes()]
@@ -57,9 +57,9 @@ def _moves_by_slices(load: Load, axis: Axis) -> bool:
 def may_recompute(compute: Compute, axis: Axis) -> bool:
     """Return whether several threads may compute the same rows along an axis.
 
-    This holds for a reduction that reads and writes memory row by row, and reads no tensor that it
-    writes. Its operands do not change while it runs, because only elementwise kernels work in
-    place.
+    This holds for a reduction in which each index along the axis is computed independently. It must
+    read no tensor that it writes: its operands then stay unchanged while several threads compute
+    the row, and all store the same result.
     """
     if compute.combiner is None or compute.store_vector is not None:
         return False

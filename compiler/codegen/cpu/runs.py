@@ -1,8 +1,9 @@
 """Loads and stores of vectors as several contiguous runs of lanes, one instruction per run.
 
-Targets with register groups (`Family.joined`, RISC-V) process several vectors together. The lanes
-of such a group may lie in several blocks of channels. They may also fill only one and a half
-vectors; a mask for these would occupy a register.
+They are used on targets that process several vector registers together, as one long vector
+(`Family.joined`, RISC-V). The lanes of a long vector may lie in several blocks of channels. They
+may also fill only a part of the registers, such as one and a half; a mask for this would occupy a
+register.
 """
 
 from __future__ import annotations

@@ -37,10 +37,10 @@ def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:
 def looked_up(
     emitter: Emitter, lookup: BytePermute, parts: Sequence[Value], places: Value
 ) -> Value:
-    """Look up 8-bit elements in a table at the positions `places` (uint8), by an instruction.
+    """Look up 8-bit elements in a table at the positions `places` (uint8).
 
-    `parts` are the four quarters of the table as vectors, and `lookup` is the instruction, which
-    reads two of them.
+    `parts` are the four quarters of the table as vectors. The instruction `lookup` permutes the
+    bytes of two of them, so it is emitted twice.
     """
     lanes = range(places.lanes)
     padded = [i if i in lanes else None for i in range(lookup.bytes)]

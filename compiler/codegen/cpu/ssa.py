@@ -185,7 +185,8 @@ class Emitter:
         """Emit an instruction into the outermost possible scope, and return its value.
 
         This is the scope of the innermost loop on which an argument depends. If the scope already
-        has an equal instruction, the value of that is returned.
+        has an equal instruction, no new one is emitted, and the value of the existing one is
+        returned.
 
         Args:
             dtype: type of an element of the result; None for a pointer.
@@ -208,14 +209,14 @@ class Emitter:
         return value if value.dtype is dtype else value._replace(dtype=dtype)
 
     def open(self, line: str) -> None:
-        """Emit an instruction at the start of the function, unless an equal one is there
-        already."""
+        """Emit an instruction at the start of the function, unless it was emitted there before."""
         self._opening[f"  {line}"] = None
 
     def again(self, dtype: DType | None, lanes: int, template: str, *args: Value) -> Value:
         """Emit an instruction into the innermost scope, even if the scope already has an equal one.
 
-        This is for instructions whose results may differ, such as loads from changing memory.
+        This is for an instruction whose result may change, such as a load from memory that is
+        written.
         """
         return self.emit(
             dtype, lanes, f"{template} ; {self._names}", *args, depth=len(self._scopes) - 1
@@ -309,9 +310,10 @@ class Emitter:
         return self.emit(dtype, lanes, template, *args, depth=depth)
 
     def size(self, size: int) -> Value:
-        """Return an integer or a dynamic size as an i64, emitted outside all loops if possible.
+        """Return a size as an i64, emitted outside all loops if possible.
 
-        A dynamic size is computed from the function's argument `sizes`.
+        `size` is an int, or a formula over run-time sizes (`Size`), which is computed from the
+        function's argument `sizes`.
         """
         if not isinstance(size, Size):
             return self.const(size, DType.INT64)
@@ -328,9 +330,10 @@ class Emitter:
         return found
 
     def named_size(self, value: Value, low: int, high: int) -> int:
-        """Return a new dynamic size for a run-time value (an i64) that lies in [low, high].
+        """Make a dynamic size of a run-time value, an i64 that lies in [low, high].
 
-        Other dynamic sizes may contain the new one, but only in the scope of the value.
+        The result is a formula (`Size`) of one new variable, which stands for the value. It may
+        occur in other formulas, but only in code in which the value is defined.
         """
         dimension = ValueDimension(f"%{len(self._named)}", low, high)
         self._named[dimension] = value
@@ -352,7 +355,7 @@ class Emitter:
         return self.emit(DType.INT64, 1, "sub nsw i64 %s, %s", toward_zero, is_below)
 
     def offset(self, pointer: Value, bytes_: int, depth: int = 0) -> Value:
-        """Return a pointer moved by a number of bytes, which may be a dynamic size.
+        """Return a pointer moved by a number of bytes: an int, or a formula over run-time sizes.
 
         `depth` is the minimum depth of the scope, as in `emit`.
         """
@@ -372,10 +375,10 @@ class Emitter:
         return moved
 
     def multiple(self, value: Value, factor: int) -> Value:
-        """Return an i64 multiplied by a constant or a dynamic size, for use in addresses.
+        """Return `value * factor`, an i64 for use in addresses; `factor` may be a dynamic size.
 
-        If the i64 is the counter of an innermost loop, the product is a loop-carried value that is
-        incremented in each iteration. Otherwise, LLVM would have to find such products (loop
+        If `value` is the counter of an innermost loop, the product is a loop-carried value, to
+        which each iteration adds `factor`. Otherwise, LLVM would have to find such products (loop
         strength reduction), which takes a third of its time.
         """
         if factor == 1:
@@ -395,10 +398,10 @@ class Emitter:
         return found
 
     def moved(self, pointer: Value, value: Value, factor: int) -> Value:
-        """Return a pointer moved by `value * factor` bytes.
+        """Return a pointer moved by `value * factor` bytes; `factor` may be a dynamic size.
 
         If `value` is the counter of an innermost loop and the target has no addressing mode for the
-        sum, the pointer is a loop-carried value that is incremented in each iteration.
+        sum, the pointer is a loop-carried value, to which each iteration adds `factor`.
         """
         scope = self._scopes[value.depth]
         carried = self.target.family.pointer_reach > 0 and value.name == scope.counter

@@ -12,12 +12,12 @@ from tilewright.compiler.sizes import is_dynamic
 
 
 def may_be_delayed(context: Context, stores: Sequence[Store]) -> bool:
-    """Return whether to compute all results of a register tile before storing the first one.
+    """Return whether all results of a register tile should be computed before the first is stored.
 
-    This is done on in-order cores, for a single store whose value does not read the stored tensor.
-    Each result then stays in the register of its sum, so that operations on several results
-    overlap. If each result were stored immediately, all results would use one register in turn. The
-    results of several stores would need too many registers.
+    This is faster on in-order cores: each result stays in the register of its sum, so that the
+    operations on several results overlap. Results that are stored immediately all use the same
+    register in turn. There must be a single store, because the results of several would need too
+    many registers, and its value must not read the stored tensor.
     """
     if not is_in_order(context.emitter.target) or len(stores) != 1:
         return False

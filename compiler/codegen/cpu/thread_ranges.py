@@ -11,8 +11,9 @@ Range = tuple[Value, Value]
 def thread_range(emitter: Emitter, whole: int, own: int) -> Range:
     """Return the range of a parallel loop's tiles that a thread computes.
 
-    The thread's arguments lo and hi count the `whole` tiles of the stage's first loop. The result
-    is the same proportion of the `own` tiles of this loop.
+    A stage may have several parallel loops. The thread's arguments lo and hi count the tiles of the
+    first, of which there are `whole`. In another loop, of `own` tiles, the thread computes the same
+    proportion: tiles lo * own // whole to hi * own // whole.
     """
     ends = Value("%lo", DType.INT64), Value("%hi", DType.INT64)
     if own == whole:

@@ -177,7 +177,8 @@ class RegisterMatrices:
     def _factor(self, accesses: Accesses, load: Load, other: Axis) -> Access:
         """Return the access of an operand, and check that its elements form a matrix in memory.
 
-        `other` is the axis of the other operand, which must not occur in this one.
+        `other` is the row or column axis that belongs to the other operand only: this one must not
+        depend on it.
         """
         access, name = accesses[load], load.tensor.name
         if not isinstance(access, Access) or access.guards or access.repeated:
@@ -227,9 +228,9 @@ class RegisterMatrices:
 
 
 class _Sums(Mapping[Point, Partial]):
-    """The sums by point, each loaded from the stack when it is looked up.
+    """A mapping from points to sums, each of which is loaded from the stack at its look-up.
 
-    A tile has more sums than fit into vector registers.
+    All sums together would not fit into the vector registers.
     """
 
     def __init__(self, matrices: RegisterMatrices) -> None:

@@ -8,7 +8,7 @@ from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
 
 
 def transpose(emitter: Emitter, rows: Sequence[Value]) -> list[Value]:
-    """Transpose n vectors of n lanes by log2(n) steps of shuffles; n must be a power of two."""
+    """Transpose n vectors of n lanes in log2(n) steps of shuffles; n must be a power of two."""
     width, result, step = len(rows), list(rows), 1
     while step < width:
         low = [lane if not lane & step else (lane & ~step) + width for lane in range(width)]

@@ -1,5 +1,8 @@
 """Stores of floats that are rounded to uint8, four adjacent vectors at a time.
 
+On AArch64, the left column shows the instructions for four vectors without this module, the right
+column those with it: for each vector, and for all four.
+
     each: frintn, fmaxnm 0, fminnm 255, fcvtzs, xtn, add, uzp1    each: fcvtns, sqxtun (a half)
     all:  three times ins                                      -> all:  uqxtn, uqxtn2, add
 
@@ -75,7 +78,7 @@ class Uint8Stores:
 
 
 def _in_order(offsets: Iterable[int]) -> Iterator[int]:
-    """Yield offsets in groups; each group is sorted, and its members differ by known integers.
+    """Yield offsets in groups: within a group, they are sorted, and differ by known integers.
 
     Offsets of different groups differ by a dynamic size, so their order is not known.
     """
@@ -87,9 +90,10 @@ def _in_order(offsets: Iterable[int]) -> Iterator[int]:
 
 
 def _together(emitter: Emitter, values: list[Value]) -> Value:
-    """Convert the floats of four vectors, before rounding, to one vector of 8-bit integers.
+    """Convert four vectors of floats to one vector of rounded 8-bit integers.
 
-    `values` are the four vectors of rounded integers that the result replaces.
+    `values` are vectors of integers that were rounded from these floats; `Emitter.bytes` has the
+    floats. The result replaces them.
     """
     assert emitter.target.family.narrows is not None
     nearest, to_halves, to_bytes = emitter.target.family.narrows

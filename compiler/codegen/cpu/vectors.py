@@ -17,7 +17,8 @@ from tilewright.compiler.sizes import is_dynamic, known_divisor
 def lane_mask(emitter: Emitter, lanes: int, active: int) -> Value:
     """Return a mask of `lanes` bits, of which the first `active` are set.
 
-    It is a constant unless `active` is a dynamic size.
+    If `active` is a formula over run-time sizes (`Size`), the mask is computed at run time;
+    otherwise, it is a constant.
     """
     if is_dynamic(active):
         numbers = ", ".join(f"i32 {lane}" for lane in range(lanes))
@@ -38,8 +39,8 @@ class LoadSite:
         offset: bytes from that base to the element, or to the first lane.
         active: number of lanes in use; 0 for a scalar.
         depth: depth of the scope into which the load is emitted.
-        tag: a comment in the instruction; it makes loads before and after a write different, so
-            that they are not merged.
+        tag: a comment in the text of the instruction. Equal instructions are emitted only once, so
+            loads before and after a write get different comments.
     """
 
     emitter: Emitter

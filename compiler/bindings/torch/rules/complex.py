@@ -32,10 +32,10 @@ PyTorch."""
 
 
 def _both(target: Any) -> Rule:
-    """Return a rule that translates the parts of complex tensors separately.
+    """Return a rule for complex tensors that translates real and imaginary parts separately.
 
-    Each of the real and the imaginary part is translated by the rule of the operator `target` for
-    real tensors.
+    The rule of the operator `target` for real tensors is applied once to the real parts of the
+    arguments, and once to their imaginary parts.
     """
 
     def rule(t: Translator, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
@@ -96,10 +96,10 @@ def _sum(sign: str) -> Rule:
 
 
 def _spread(t: Translator, node: fx.Node, value: str, *operands: Any) -> str:
-    """Broadcast one part of a complex result to the result's shape, if an operand is a real tensor.
+    """Broadcast `value`, one part of a complex result, to the result's shape if necessary.
 
-    A real operand may have a larger shape than the complex one, but has no imaginary part to
-    broadcast with.
+    In x + y with a real x, the imaginary part of the sum is that of y alone. It lacks the
+    dimensions that only x has, and is therefore expanded.
     """
     shape = t.shape(node)
     for each in operands:
@@ -264,18 +264,18 @@ def _transform(
     after: int,
     matrix: torch.Tensor,
 ) -> list[str]:
-    """Emit the product of a matrix with the vectors along one dimension of a value.
+    """Emit the product of each vector along a dimension with a matrix.
 
-    A complex value has two parts, which are concatenated along the dimension before the product.
-    Return the names of one real result, or of the two parts of a complex result.
+    The vectors of a complex value are the real parts followed by the imaginary parts. The product
+    likewise consists of the elements of one real result, or of the real and then the imaginary
+    parts of a complex result. Return the names of the results.
 
     Args:
         parts: the names of the real value, or of the two parts of a complex value.
         dim: the dimension, not negative.
         rank: the rank of the values.
         after: the extent of the dimension in each result.
-        matrix: the matrix in float64; its rows are the elements of all parts, its columns the
-            elements of all results.
+        matrix: the matrix in float64, by which each vector is multiplied from the right.
     """
     order = [*(axis for axis in range(rank) if axis != dim), dim]
     back = [order.index(axis) for axis in range(rank)]

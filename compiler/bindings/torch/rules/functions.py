@@ -55,7 +55,7 @@ def _exp2(t: Translator, node: fx.Node, x: fx.Node) -> str:
 
 
 def _is_negative(t: Translator, value: str, dtype: Any) -> str:
-    """Emit whether a float has its sign bit set, which is also true for -0."""
+    """Emit a test of a float's sign bit, which is also set for -0, and return its name."""
     zero = t.constant(0, dtype)
     return t.op("Or", t.op("Less", value, zero), t.op("Less", t.op("Reciprocal", value), zero))
 

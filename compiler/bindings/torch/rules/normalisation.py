@@ -72,9 +72,10 @@ def _statistics_kept(
 ) -> tuple[str, ...]:
     """Translate batch normalisation with running statistics.
 
-    In training, it normalises by the statistics of the batch and updates the running ones;
-    otherwise, it normalises by the running ones. Return the names of the result, two statistics as
-    in `_own_statistics`, the new running mean and the new running variance.
+    In training, the operator normalises by the statistics of the batch and updates the running
+    ones. Otherwise, it normalises by the running statistics. Return five names: the result, two
+    statistics of the batch (the mean and 1 / standard deviation of each channel in training, else
+    empty tensors), the running mean and the running variance.
     """
     if not training:
         known = _batch_norm(t, node, x, weight, bias, mean, variance, momentum, epsilon)

@@ -42,8 +42,9 @@ def _reduced(kind: str) -> Rule:
 def _logical(kind: str) -> Rule:
     """Return a translation rule for `any` or `all` over axes.
 
-    `kind` is `ReduceMax` for `any`, or `ReduceMin` for `all`. It is applied to the truth of each
-    element as an int32 number, and the result is compared with 0.
+    Each element becomes the int32 number 1 or 0 (true or false), the numbers are reduced by the
+    ONNX operator `kind`, and a result above 0 is true. `kind` is `ReduceMax` for `any`, or
+    `ReduceMin` for `all`.
     """
 
     def rule(
@@ -76,9 +77,10 @@ def _position(kind: str) -> Rule:
 
 
 def _with_position(kind: str) -> Rule:
-    """Return a translation rule for the maximum or minimum along a dimension, and its position.
+    """Return a translation rule for operators that return an extreme value and its index.
 
-    `kind` is `Max` or `Min`.
+    `kind` is `Max` or `Min`: the rule emits the largest or smallest elements along a dimension, and
+    their indices on that dimension.
     """
 
     def rule(
