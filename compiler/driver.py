@@ -100,7 +100,7 @@ def load_graph(
 ) -> Graph:
     """Import an ONNX model as a graph.
 
-    `dims` has a fixed size or a range for named dimensions.
+    `dims` maps names of dimensions to a fixed size or a range.
 
     Raises:
         InvalidModelError: if `model` is not a valid model.
@@ -118,8 +118,8 @@ def load_for(
 ) -> Graph:
     """Import an ONNX model with a fixed size for each named dimension.
 
-    If one of these dimensions is a large batch, the resulting graph loops over slices of the batch,
-    so that the data of a slice fit into the target's caches (`compiler.program.sliced_batch`).
+    If one of these dimensions is a large batch, the graph loops over slices of the batch, each so
+    small that its data fit into the target's caches (`compiler.program.sliced_batch`).
 
     Raises:
         CompilerError: if the model is invalid, or uses an operator that is not implemented.
@@ -172,7 +172,7 @@ def optimise(
         mode: the target and the precision.
         observer: a function that is called with the name of each pass and the graph after it.
         timings: records the time of each pass.
-        choice: passes that run although they do not suit the target, and passes that are left out.
+        choice: adds passes that do not suit the target, and removes others.
 
     Raises:
         CompilerError: if a finite weight becomes infinite in the 16-bit type.
@@ -200,8 +200,8 @@ def make_plan(
 ) -> GraphPlan:
     """Partition an optimised graph into workloads, and assign layouts and halos to their values.
 
-    `choice` overrides the default rules, for example for the layouts that a workload reads and
-    writes.
+    `choice` replaces decisions of the default rules, such as the layout in which a workload reads a
+    value.
 
     Raises:
         CompilerError: if `choice` does not fit the graph.
@@ -257,7 +257,8 @@ def compile_with(model: ModelSource, options: CompileOptions, into: Path | None 
 def compile_read(read: list[ReadModel], options: CompileOptions, into: Path | None = None) -> Model:
     """Compile the model in the list that `reading` returned; otherwise like `compile_with`.
 
-    The model is removed from the list, so that the memory of its protobuf message can be freed.
+    The list is emptied as soon as the model is imported, so that the memory of its protobuf message
+    can be freed.
     """
     try:
         return _compile_whole(read, options, into)
@@ -282,10 +283,10 @@ def compile_whole(
 
 
 def reading(model: ModelSource, options: CompileOptions) -> list[ReadModel]:
-    """Read a model, and return it in a list of one element.
+    """Read a model, and return it in a list of one element, for `compile_read`.
 
-    `compile_read` removes the model from the list, so that the memory of its protobuf message can
-    be freed.
+    `compile_read` empties the list as soon as the model is imported. The memory of the protobuf
+    message is then freed, because the caller holds no reference to it.
 
     Raises:
         CompilerError: if an option is invalid, or the model cannot be read.
@@ -300,9 +301,10 @@ def reading(model: ModelSource, options: CompileOptions) -> list[ReadModel]:
 def _closed_and_open(
     source: ReadModel, options: CompileOptions
 ) -> tuple[dict[str, Dimension], dict[str, int], ModelPorts]:
-    """Return the ranges of named dimensions, the fixed sizes among them, and the model's ports.
+    """Return the ranges of a model's named dimensions, the fixed sizes, and the model's ports.
 
-    The ports (inputs and outputs) have these fixed sizes.
+    A range of one size is a fixed size. The ports are the inputs and outputs, with these fixed
+    sizes.
     """
     ranges = check_dims(source.proto.graph, options.dims)
     given = {name: dynamic_size(d) for name, d in ranges.items() if d.low == d.high}
@@ -318,10 +320,11 @@ def _staged(
     source: ReadModel, ports: ModelPorts, ranges: Mapping[str, Dimension], options: CompileOptions
 ) -> GuardedModel:
     def compiling() -> Callable[[Graph, bool], Executable]:
-        """Return a function that compiles segments which start at the same segment boundary.
+        """Return a function that compiles the segments after one segment boundary.
 
-        These segments share packed weights. The function's arguments are the segment's graph, and
-        whether each combination of sizes gets its own program.
+        One boundary may have several segments, for different sizes, and they share packed weights.
+        The function takes a segment's graph, and whether each combination of sizes gets its own
+        program.
         """
         builders = {each: _builder(options, any_rows=each) for each in (False, True)}
         return lambda graph, each_size: _executable(
@@ -437,8 +440,8 @@ def _fixed(source: ReadModel, sizes: Mapping[str, int], options: CompileOptions)
 def _builder(options: CompileOptions, *, any_rows: bool) -> ProgramBuilder:
     """Return a builder for the programs of one model, or of the segments after one boundary.
 
-    `any_rows` says whether the code and packed weights of untuned workloads must also serve other
-    numbers of rows.
+    With `any_rows`, workloads without a tuned schedule get one whose code and packed weights serve
+    any number of rows, so that programs can share them.
     """
     return ProgramBuilder(
         options.schedules,
@@ -466,8 +469,8 @@ def _executable(
         graph: the imported graph.
         builder: builds the program.
         sizes: the fixed sizes of named dimensions, for the planner.
-        spare: the size of the block of packed weights, as a multiple of the size that this program
-            needs.
+        spare: the size of the memory block for packed weights, as a multiple of the size that this
+            program needs. Later programs of the model store their packed weights in the rest.
         into: a folder in which the program is saved as an artifact, and from which it is loaded. If
             it cannot be linked or written, the program runs from memory.
         ports: inputs and outputs of the model, for the artifact.

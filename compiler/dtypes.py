@@ -20,7 +20,7 @@ class ElementKind(IntEnum):
 
 
 class Combination(IntEnum):
-    """The operation by which a C runtime function combines two elements, such as a sum.
+    """The operation by which a C runtime function combines two elements, such as addition.
 
     The values are those in `runtime/native/accumulation.c`.
     """

@@ -23,19 +23,22 @@ class InvalidModelError(CompilerError):
 
 
 class ModelWarning(UserWarning):
-    """The warning for an inconsistent model or a part that is not compiled; results are correct."""
+    """The warning that a model is inconsistent, or that a part of it is not compiled.
+
+    Results are correct in spite of it.
+    """
 
 
 class UnsupportedOperatorError(CompilerError):
     """The error for an operator, or a form of an operator, that the compiler does not support.
 
     Attributes:
-        node, operator, domain, opset: the node, and its operator.
+        node, operator, domain, opset: the node's name, and its operator with domain and opset.
         reason: why the operator is not supported.
         depends_on: inputs of the model whose values the compiler would need. If these inputs become
             constants, the node may be supported.
-        waits_for: values of the graph under construction. Once a run has computed these values, the
-            node may be imported.
+        waits_for: values of the graph that the node depends on, and that only a run can compute.
+            With them as constants, the node may be supported.
     """
 
     def __init__(

@@ -33,8 +33,8 @@ class CompileOptions:
         dims: the size of each named dimension: a number, or a range of the sizes that runs may use.
             A range is text such as "1..512" or "32..640:32" (multiples of 32), or range(1, 513).
             Size hints, the typical sizes, may follow a range ("1..512@32,128"). Hints alone ("@32")
-            keep the default range. A default program does not depend on hints; a planner may
-            request schedules for them.
+            keep the default range. Code with default schedules does not depend on hints; a planner
+            may look up schedules that were tuned for them.
         schedules: the source of tuned schedules; None compiles with the defaults.
         weight_limit_bytes: maximum memory of packed weights. To stay below it, algorithms that
             enlarge weights (Winograd, Strassen) are replaced by others.

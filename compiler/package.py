@@ -11,7 +11,10 @@ IMPORT_ROOT = Path(__file__).absolute().parents[2]
 
 
 def package_version() -> str:
-    """Return the installed version for display; "(not installed)" for a bare source tree."""
+    """Return the version of the installed package for display.
+
+    In a source tree that is not installed, the result is "(not installed)".
+    """
     try:
         return version("tilewright")
     except PackageNotFoundError:

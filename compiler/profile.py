@@ -80,7 +80,7 @@ def affordable_hints(
     ranges: Iterable[Dimension],
     elements: Iterable[int],
 ) -> dict[str, int]:
-    """Reduce size hints until a model's values have at most MOST_ELEMENTS elements in total.
+    """Reduce size hints until a model's values have at most 2**27 elements in total.
 
     All hints are halved repeatedly, but stay within their ranges. For example, one tensor with five
     dimensions of 128 has 32 Gi elements, more than a machine can hold.
@@ -89,7 +89,8 @@ def affordable_hints(
         hints: default sizes of dimensions, by name.
         stated: sizes of the other dimensions, which do not change.
         ranges: all dimensions. A dimension without a hint or a stated size has its typical size.
-        elements: the number of elements of each value, as a dynamic size.
+        elements: the number of elements of each value: an int, or a formula over the dimensions
+            (`Size`), such as `batch * 1000`.
 
     Returns:
         The reduced hints.
@@ -116,8 +117,8 @@ def profile_text(
     Args:
         ranges: the dimensions.
         hints: the sizes at which each dimension is tuned, by name.
-        defaults: names of dimensions whose range the user did not state. If one of them has a hint,
-            the line ends with the command-line option that states a range.
+        defaults: names of dimensions whose range the user did not state. If `hints` has one of
+            them, the line ends with the command-line option by which the user can state a range.
     """
     listed = [
         f"{d.name}={','.join(map(str, hints[d.name]))} ({d.range_text})"
@@ -132,10 +133,10 @@ def profile_text(
 
 
 def nearest_size(dimension: Dimension, wanted: int) -> int:
-    """Return the size in a dimension's range that is nearest to `wanted`.
+    """Return the size in a dimension's range that is nearest to `wanted`, and not 0 if possible.
 
-    It is 0 only if the range has no other size. Size 0, such as an empty cache in the first run of
-    a session, is not representative for measurements.
+    Size 0, such as an empty cache in the first run of a session, is not representative for
+    measurements.
     """
     high = max(dimension.low, wanted) if dimension.high is None else dimension.high
     low = max(dimension.low, min(1, high))
@@ -143,14 +144,16 @@ def nearest_size(dimension: Dimension, wanted: int) -> int:
 
 
 def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[str, int] | None:
-    """Return a dimension to fix and its size, after an error about a dynamic size.
+    """Return a dimension's name and the size at which to fix it, so that an error does not recur.
 
-    Return None if `sizes` is empty. The error's condition may be the equality of two sizes. For
-    example, a text recogniser that squeezes the height of its features needs images of one height.
-    The equality is then solved for one dimension, with the other dimensions at `sizes`. If it has
-    no solution, or the condition is not an equality, the result is a dimension of the condition at
-    its size in `sizes`. If `sizes` contains none of the condition's dimensions, the result is the
-    last entry of `sizes`.
+    The error says that a condition on dynamic sizes holds for only some sizes of their ranges. If
+    the condition is that two sizes are equal, it is solved for one dimension, with the other
+    dimensions at `sizes`. For example, a text recogniser that squeezes the height of its features
+    needs images of one height.
+
+    If the condition is another one, or has no solution, return one of its dimensions with its size
+    in `sizes`. If `sizes` has none of them, return the last item of `sizes`; None if `sizes` is
+    empty.
     """
     for question in filter(is_dynamic, (error.unequal, error.undecided)):
         asked = [d for d in dimensions(question) if d.name in sizes]
@@ -164,11 +167,11 @@ def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[st
 
 
 def _solution(difference: int, dimension: Dimension, sizes: Mapping[str, int]) -> int | None:
-    """Return the size of a dimension for which `difference`, a dynamic size, is 0.
+    """Return the size of a dimension at which two dynamic sizes are equal, or None.
 
-    Return None if no size up to LARGEST_SOLUTION is found. The other dimensions have their sizes in
-    `sizes`. Of several solutions, the one nearest to the dimension's own size in `sizes` is
-    returned.
+    `difference` is a formula over dimensions (`Size`): the first size minus the second. The other
+    dimensions have their sizes in `sizes`. Of several solutions, the one nearest to the dimension's
+    own size in `sizes` is returned. Sizes above 4096 are not tried.
     """
     low = max(dimension.low, 1)
     high = LARGEST_SOLUTION // dimension.multiple
@@ -188,15 +191,20 @@ def _solution(difference: int, dimension: Dimension, sizes: Mapping[str, int]) -
 
 
 def _batches(ports: ModelPorts) -> frozenset[str]:
-    """Return the names of dimensions that are a batch, judged by their name and position.
+    """Return the names of the dimensions that count as a batch, by their name and position.
 
-    A dimension whose name contains `batch` counts at any position. Any other dimension must be the
-    first of an input, and occur at no other position, except in the states of recurrent networks.
-    It counts if it has a name such as `N`. Without such a name, it counts only if every input of
-    two or more dimensions begins with it or with an unnamed dimension, because a dimension that
-    begins only some inputs may be, for example, the nodes of a graph. Names that torch.export
-    generates are treated as unnamed if all these inputs begin with one. A name such as `frames` is
-    always a length.
+    A dimension whose name contains `batch` counts at any position. Any other dimension counts only
+    if it is the first of an input that has no such dimension, and occurs at no other position,
+    except in the states of recurrent networks. In addition, one of these conditions must hold:
+
+    - It has a name that is usual for a batch, such as `N`.
+    - It is unnamed.
+    - It is the only name with which inputs begin, no name contains `batch`, and it is not the name
+    of a length, such as `frames`. If inputs begin with several names, one may be, for example, the
+    number of nodes in a graph.
+
+    Names that torch.export generates count as unnamed if all inputs of two or more dimensions begin
+    with one.
     """
     shaped = [dims for dims in ports.inputs.values() if len(dims) > 1]
     unnamed = {f"{name}[{n}]" for name, dims in ports.inputs.items() for n in range(len(dims))}

@@ -125,7 +125,10 @@ def _head(path: Path) -> bytes:
 
 
 def _link(command: tuple[str, ...], folder: Path) -> str | None:
-    """Run a linker on the objects in a folder; return its error, or None if it wrote `library`."""
+    """Run a linker on the objects in a folder, to a file named `library`.
+
+    Return the error message, or None if linking succeeded.
+    """
     try:
         done = subprocess.run(
             [*command, "-o", "library", "@objects"],

@@ -46,7 +46,7 @@ def emit_object(ir_text: str, target: Target, timings: Timings | None = None) ->
 
 
 def _checked(data: bytes, target: Target) -> bytes:
-    """Return an object after a check that it calls no library functions.
+    """Return an object unchanged, after a check that it calls no library functions.
 
     WebAssembly objects are not checked here, because their linker does it.
 
@@ -141,7 +141,7 @@ _library_numbers = count()
 
 @contextmanager
 def _machine(target: Target) -> Iterator[Any]:
-    """Context manager: yield LLVM's target machine, which is cached, and hold the lock on LLVM.
+    """Context manager: lock LLVM, and yield its target machine for a target, which is cached.
 
     Raises:
         CompilerError: if LLVM reports an error inside the context.

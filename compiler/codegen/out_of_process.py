@@ -27,8 +27,7 @@ def emit_object(ir_text: str, target: Target) -> bytes:
     """Compile LLVM IR in another process to an object file, and return its bytes.
 
     Raises:
-        CompilerError: if LLVM rejects the code, aborts, or needs more than `LIMIT_SECONDS` of CPU
-            time.
+        CompilerError: if LLVM rejects the code, aborts, or needs more than 30 seconds of CPU time.
     """
     made = _ask(ir_text, target, as_text=False)
     assert isinstance(made, bytes)
@@ -39,8 +38,7 @@ def emit_assembly(ir_text: str, target: Target) -> str:
     """Compile LLVM IR in another process to assembly text.
 
     Raises:
-        CompilerError: if LLVM rejects the code, aborts, or needs more than `LIMIT_SECONDS` of CPU
-            time.
+        CompilerError: if LLVM rejects the code, aborts, or needs more than 30 seconds of CPU time.
     """
     made = _ask(ir_text, target, as_text=True)
     assert isinstance(made, str)
@@ -83,7 +81,7 @@ def _limit_time(seconds: int) -> None:
 
 
 def _reason(child: ChildProcess) -> str:
-    """Return why a child process ended before it answered, for an error message."""
+    """Return, for an error message, why the child process ended before it answered."""
     if child.wait() == -signal.SIGXCPU:
         return f"it does not end in {LIMIT_SECONDS} s"
     lines = child.error_lines()

@@ -27,9 +27,9 @@ workloads."""
 
 
 def spilling_loop(code: bytes, assembly: Callable[[], str], target: Target) -> InnerLoop | None:
-    """Return the innermost loop with the most spills, if it exceeds MOST_SPILLS and SPILL_SHARE.
+    """Return the innermost loop with the most spills, if it has too many of them, else None.
 
-    Return None if no innermost loop exceeds both limits.
+    Too many are more than 20 spills that also make up more than a fifth of the loop's instructions.
 
     Args:
         code: the object code.

@@ -125,9 +125,9 @@ SPILL_MARK = "  <- spill"
 
 
 def listing(assembly: str, target: Target) -> Iterator[str]:
-    """Yield an assembly module's lines without directives and LLVM's comments, for display.
+    """Yield an assembly module's lines for display, without directives and LLVM's comments.
 
-    The lines are functions, labels and instructions. Innermost loops and spills are marked. The
+    The lines are functions, labels and instructions; innermost loops and spills are marked. The
     arguments are the same as in `function_statistics`.
     """
     syntax = target.family.syntax
