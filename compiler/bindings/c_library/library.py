@@ -256,7 +256,8 @@ def _own_names(interface: Interface) -> list[str]:
 
 
 def weight_object(name: str, folder: Path, tools: Toolchain) -> str:
-    """Embed the file NAME.weights in an object file in the same folder, and return its name."""
+    """Embed the file NAME.weights of a folder in a new object file, and return the object file's
+    name."""
     size = folder.joinpath(f"{name}.weights").stat().st_size
     # WebAssembly has no sections of this kind: the assembler makes a data segment instead
     flags, kind, stack = '"a"', "%object", '.section .note.GNU-stack, "", %progbits'

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NoEntryError(InvalidArgumentError, RuntimeError):
-    """The error for a configuration entry that does not exist."""
+    """The error for reading a configuration entry that was not added."""
 
 
 class GraphOptimizationLevel(IntEnum):

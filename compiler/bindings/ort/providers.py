@@ -14,13 +14,15 @@ def normalized(
     provider_options: Sequence[Mapping[Any, Any]] | None,
     available: Sequence[str] = (PROVIDER,),
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the names of the available providers, and the options of each with values as strings.
+    """Return those requested providers that are available, and the options of each.
 
-    Providers that are not in `available`, and repeated ones, are left out with a warning.
+    The result is a list of names, and a list of options with values as strings. Providers that are
+    not in `available`, and repeated ones, are left out with a warning.
 
     Args:
-        providers: names, or pairs (name, options).
-        provider_options: options of each provider, if `providers` are names only.
+        providers: the requested providers: names, or pairs (name, options).
+        provider_options: the options of each requested provider, if `providers` are names only.
+        available: the names of the providers that exist.
 
     Raises:
         ValueError: if an item of `providers` is neither a name nor a pair, or if the number of

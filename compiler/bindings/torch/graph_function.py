@@ -166,8 +166,8 @@ class GraphFunction:
 
     Args:
         graph: a graph of ATen operators without in-place operators.
-        weights: the positions of the arguments that are weights; they become constants of the
-            model.
+        weights: the positions of the arguments that are weights. Most weights become constants of
+            the model.
         ranges: bounds of PyTorch's symbolic sizes.
         options: options of the backend, such as threads and precision.
     """

@@ -77,7 +77,7 @@ def split_graph(
 def _repeated(
     graph: fx.Graph, refused: Collection[fx.Node], weights: Collection[fx.Node]
 ) -> frozenset[fx.Node]:
-    """Return the nodes that each part computes for itself, in place of receiving their values.
+    """Return the nodes that each part computes for itself, and does not receive from another part.
 
     These are attributes, sizes, and values that depend only on weights and sizes.
     """
@@ -129,10 +129,10 @@ class _Cutter:
         return found
 
     def sources(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Yield the nodes whose values `node` needs from other nodes of its part or from earlier
-        parts.
+        """Yield the nodes, in the part of `node` or in earlier parts, whose values `node` needs.
 
-        An argument that each part computes for itself (`repeated`) is replaced by its own sources.
+        If each part computes an argument for itself (`repeated`), the nodes that this argument
+        needs are yielded in its place.
         """
         for each in node.all_input_nodes:
             if each in self.repeated:

@@ -1,6 +1,6 @@
-"""Combination of a reduction's partial results, both for combiners such as sums and for `Fold`s.
+"""Combination of a reduction's partial results, for `Fold`s and for combiners such as sums.
 
-A `Fold` reduces tuples of values with its own expression.
+A `Fold` reduces tuples of values with an expression of its own, such as the maximum and its index.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def _in_runs_or(plan: LoadPlan) -> LoadPlan:
 def _side_by_side(
     context: Context, budget: RegisterBudget, access: Access, points: Points
 ) -> LoadPlan:
-    """Return a plan that loads contiguous vectors, two by one instruction where possible."""
+    """Return a plan that loads contiguous vectors, two at a time where one instruction can."""
     beside = pairs(context.emitter, budget, access, points)
     is_written = access.tensor.name in context.written
 

@@ -1,8 +1,8 @@
 """Rounding of floats to whole numbers, and its fusion with a conversion to integers.
 
-Targets without a rounding instruction use additions. A float with n fraction bits that is 2**n or
-more is an integer. For a smaller one, adding 2**n rounds the fraction away, half to even, and
-subtracting 2**n again is exact.
+Targets without a rounding instruction use additions. If a float type has n fraction bits (23 for
+float32), each number of at least 2**n is an integer. For a smaller number, adding 2**n rounds the
+fraction away, half to even, and subtracting 2**n again is exact.
 """
 
 from __future__ import annotations

@@ -302,7 +302,8 @@ def _waves(rows: int, columns: int, length: int) -> tuple[torch.Tensor, torch.Te
 def _scale(normalization: int, count: int) -> float:
     """Return the factor by which the result of a Fourier transform is multiplied.
 
-    `normalization` is PyTorch's code: 0 for 1, 1 for 1 / sqrt(count), 2 for 1 / count.
+    `normalization` is PyTorch's code: 0 selects the factor 1, 1 selects 1 / sqrt(count), and 2
+    selects 1 / count.
     """
     return (1.0, 1 / math.sqrt(count), 1 / count)[normalization]
 
@@ -351,7 +352,9 @@ def _real_fft(
     Complex transforms along the other dimensions follow.
 
     Args:
-        scale: PyTorch's code of the normalisation (`_scale`).
+        dims: the transformed dimensions.
+        scale: PyTorch's code for the factor of the result: 0 for 1, 1 for the square root of 1 /
+            count, 2 for 1 / count.
         onesided: whether the result omits the redundant half of the last dimension.
     """
     shape, rank = t.shape(x), len(t.shape(x))
@@ -372,8 +375,13 @@ def _inverse_real_fft(
 ) -> str:
     """Translate the inverse Fourier transform along `dims` whose result is real.
 
-    The operand holds the non-redundant half of the coefficients along the last of `dims`. `scale`
-    is PyTorch's code of the normalisation (`_scale`).
+    Args:
+        x: the coefficients; along the last of `dims`, only the non-redundant half.
+        dims: the transformed dimensions.
+        scale: PyTorch's code for the factor of the result: 0 for 1, 1 for the square root of 1 /
+            count, 2 for 1 / count.
+        last: not read; the extent of the last dimension in the result is taken from the node's
+            shape.
     """
     shape, rank = t.shape(x), len(t.shape(x))
     axes = [dim % rank for dim in dims]

@@ -241,7 +241,7 @@ def _softplus(
 
 
 def _prelu(t: Translator, node: fx.Node, x: fx.Node, weight: fx.Node) -> str:
-    """Translate PReLU. `weight` has the same rank as x, so ONNX broadcasts it in the same way."""
+    """Translate PReLU. `weight` has the same rank as x, so ONNX broadcasts it as PyTorch does."""
     return t.op("PRelu", t.value(x), t.value(weight))
 
 

@@ -77,10 +77,13 @@ def _index(t: Translator, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node |
 
 
 def _place(where: Sequence[int]) -> int:
-    """Return the position of the broadcast index dimensions in the shape of an indexing result.
+    """Return where an indexing result has the dimensions of the index tensors.
 
-    `where` lists the indexed dimensions. If they are adjacent, the index dimensions replace them;
-    otherwise they come first.
+    For `x[:, rows, columns]`, they replace the two indexed dimensions, so the result is 1. If the
+    indexed dimensions are not adjacent, as in `x[rows, :, columns]`, they come first: 0.
+
+    Args:
+        where: the indexed dimensions, such as [1, 2].
     """
     together = list(where) == list(range(where[0], where[0] + len(where)))
     return where[0] if together else 0
