@@ -141,7 +141,11 @@ class _Cutter:
                 yield each
 
     def users(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Yield the nodes that need the value of `node`, directly or through `repeated` nodes."""
+        """Yield the nodes that need the value of `node`.
+
+        If such a node is computed by each part for itself (`repeated`), the nodes that need its
+        value are yielded as well.
+        """
         for each in node.users:
             yield each
             if each in self.repeated:

@@ -140,7 +140,10 @@ Environment = Mapping[Axis, Bound]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A bounds check `0 <= index < extent` that a load needs, because ranges do not prove it."""
+    """A bounds check `0 <= index < extent` that a load needs.
+
+    The ranges of the variables in the index do not prove that it is in bounds.
+    """
 
     index: Linear
     extent: int
@@ -338,9 +341,10 @@ def pointer(emitter: Emitter, base: Value, offset: Linear, constant: int = 0) ->
 
 
 def alignment(offset: Linear, limit: int) -> int:
-    """Return the largest power of two, up to `limit`, that is known to divide an offset in bytes.
+    """Return the largest power of two, up to `limit`, that divides the run-time part of an offset.
 
-    Only the run-time terms of the offset are considered.
+    The offset is in bytes. Its compile-time part is not considered, because it differs between
+    loads that share a pointer.
     """
     moved = offset.constant - static_part(offset.constant)
     terms = *offset.of(Kind.RUNTIME).values(), *offset.of(Kind.REPEATED).values()

@@ -84,7 +84,7 @@ def combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
 
 
 def same_lanes(emitter: Emitter, partial: Sequence[Value], lanes: int) -> Partial:
-    """Return a partial result with vectors of `lanes` lanes.
+    """Convert the values of a partial result to vectors of `lanes` lanes.
 
     Scalars are broadcast; narrower vectors are extended by copies of their last lane.
     """

@@ -268,8 +268,11 @@ class ComputeLowering:
     def _accumulator(
         self, combiner: Combiner | Fold, accesses: Accesses, points: Points
     ) -> Callable[[Partial, Point], Partial]:
-        """Return a function that adds the term at a point of the register tile to an
-        accumulator."""
+        """Return a function that emits one step of the reduction, at a point of the register tile.
+
+        The function combines an accumulator with the value of the `Compute`'s expression at the
+        point.
+        """
         lanes = self.context.lanes
         if not self.reduces_lanes:
             return self._whole_accumulator(combiner, accesses, points)
@@ -288,10 +291,10 @@ class ComputeLowering:
     def _masked_accumulator(
         self, combiner: Combiner | Fold, accesses: Accesses, points: Points
     ) -> Callable[[Partial, Point], Partial]:
-        """Return a function like the result of `_accumulator`, for vectors with unused lanes.
+        """Return a function that emits a reduction step along the lanes of partly used vectors.
 
-        The vectors lie along a reduction axis; the unused lanes are replaced by the neutral
-        element.
+        It works like the result of `_accumulator`, but first replaces the values in unused lanes by
+        the neutral element of the reduction.
         """
         emitter, lanes = self.emitter, self.context.lanes
         neutral = start(emitter, combiner, self.dtype)
@@ -350,10 +353,10 @@ class ComputeLowering:
         return joined
 
     def _join(self, combiner: Combiner | Fold, values: dict[Key, Partial]) -> dict[Point, Partial]:
-        """Combine the partial accumulators of each output, and return the results by point.
+        """Combine the accumulators of each output element, and return the results by point.
 
-        Partial accumulators are combined in a binary tree. Then the lanes of vectors are combined,
-        if the vector axis is reduced.
+        The several accumulators of an element are combined in a binary tree. If the vector axis is
+        reduced, the lanes of the result are then combined.
         """
         groups: dict[Point, list[Partial]] = {}
         for (point, _), partial in values.items():

@@ -6,8 +6,8 @@ on every target, without intermediate saturation. The first available method is 
 
 1. A dot-product instruction for the two types.
 2. For 8-bit types, an instruction for the other signedness of one operand. The lower seven bits
-have the same value in both types, and bit 7 has opposite values. The products with bit 7 are
-therefore computed separately and subtracted.
+have the same value in both types, and bit 7 has opposite values (-128 and 128). The products with
+bit 7 are therefore computed separately and subtracted.
 3. For 8-bit types, an instruction that requires seven-bit values in one operand. The products with
 bit 7 are computed separately: bit 7 is moved to bit 0 before the product, and the product is
 shifted left by seven.
@@ -16,8 +16,8 @@ at a time.
 5. For 8-bit types, conversion to groups of int16: first of the even elements, then of the odd ones.
 6. For groups of int16, widening multiplications of vectors (`smlal`), or plain arithmetic.
 
-Groups of bfloat16 have an instruction, or take two float32 multiply-adds. A bfloat16 is the upper
-half of a float32: a shift and a mask convert the two elements of a group.
+Groups of bfloat16 are multiplied by an instruction, or by two float32 multiply-adds. A bfloat16 is
+the upper half of a float32: a shift and a mask convert the two elements of a group.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def multiply_add(
 ) -> Value:
     """Emit `accumulator + sum(left[i] * right[i])` for each lane, and return it.
 
-    `left` and `right` are vectors with 32 bits per lane. Each lane holds a group of elements, whose
-    types are `types[0]` in `left` and `types[1]` in `right`.
+    `left` and `right` are vectors with 32 bits per lane. Each lane holds a group of elements, over
+    which i runs. Their types are `types[0]` in `left` and `types[1]` in `right`.
 
     Raises:
         ScheduleError: if the target has no instruction for the types, and they are not both 8-bit
@@ -301,8 +301,8 @@ def _spread(emitter: Emitter, value: Value, lanes: int) -> Value:
     """Broadcast a 32-bit scalar to `lanes` lanes; a vector is returned unchanged.
 
     On targets whose multiplications accept one lane of a vector as a factor, a scalar from memory
-    is moved through a float register. Otherwise, LLVM would choose a load to all lanes, which does
-    not allow an address offset.
+    is moved through a float register. Otherwise, LLVM would choose an instruction that loads and
+    broadcasts at once, which does not allow an address offset.
     """
     alone = value.lanes == 1 < lanes and value.const is None and value.name not in emitter.taken
     if not alone or emitter.target.lane_factors == 1:
@@ -316,7 +316,10 @@ def _spread(emitter: Emitter, value: Value, lanes: int) -> Value:
 
 
 def _widened(emitter: Emitter, value: Value, lanes: int) -> Value:
-    """Return a vector extended to `lanes` lanes with arbitrary content; a scalar is broadcast."""
+    """Return a vector extended to `lanes` lanes, or a scalar broadcast to them.
+
+    The contents of the additional lanes are arbitrary.
+    """
     if value.lanes in (1, lanes):
         return emitter.splat(value, lanes)
     return emitter.shuffle(value, None, [min(i, value.lanes - 1) for i in range(lanes)])

@@ -585,7 +585,8 @@ def _clip_range(
 ) -> tuple[Value, Value]:
     """Restrict the range [low, high) of i to values with 0 <= offset + factor * i < extent.
 
-    Return the new bounds, which are ceil(-offset / factor) and ceil((extent - offset) / factor).
+    Return the new bounds: the maximum of low and ceil(-offset / factor), and the minimum of high
+    and ceil((extent - offset) / factor). `factor` is positive.
     """
     zero = emitter.const(0, DType.INT64)
     size = emitter.size(extent)

@@ -125,8 +125,9 @@ class Loader:
     def _moved(self, base: Value, positions: Sequence[Value]) -> tuple[Value, Value | None]:
         """Add the computed positions along the indirect dimensions to a base address.
 
-        Return the new base, and the byte offset of each lane; the offsets are None if all lanes
-        have the same position.
+        Return the new base, and the byte offset of each lane from it, or None if all lanes have the
+        same position. An indirect dimension is one whose index is computed at run time, as in a
+        Gather.
         """
         emitter = self._context.emitter
         lanes: Value | None = None
@@ -141,9 +142,9 @@ class Loader:
 
 
 def _based(emitter: Emitter, access: Access, offset: int) -> tuple[Access, int]:
-    """Move the run-time part of an offset into the access's base.
+    """Return an access whose base address includes the run-time part of an offset.
 
-    Return the new access, and the remaining offset, a constant.
+    Return also the rest of the offset, which is an integer.
     """
     if not is_dynamic(offset):
         return access, offset

@@ -27,7 +27,8 @@ class Points:
         context: the state of code generation for the stage.
         tiles: the unrolled axes, each with its step.
         vector: the axis along the lanes; None for scalars.
-        dot: the axis along which elements are packed into groups; None without groups.
+        dot: the axis along which elements form groups, the operands of dot-product instructions;
+            None without groups.
         group: number of elements of a group.
     """
 

@@ -266,9 +266,9 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
 
 
 def _is_far(context: Context, constant: int) -> bool:
-    """Return whether a constant offset exceeds the range of a load instruction's offset.
+    """Return whether a constant offset is too large for the offset field of a load instruction.
 
-    It must then be added to the pointer.
+    Such an offset must be added to the pointer.
     """
     reach = context.emitter.target.family.pointer_reach
     return 0 < reach < abs(constant)

@@ -22,10 +22,10 @@ _FEWEST = 4
 
 
 def run_of(emitter: Emitter, access: Access, active: int) -> int:
-    """Return the number of lanes that one load or store of an access covers.
+    """Return the number of lanes per run, if an access can be split into contiguous runs, else 0.
 
-    Return 0 if the target has no register groups, or if the `active` lanes do not consist of equal
-    contiguous runs of at least four lanes.
+    One load or store then covers one run. The target must treat several vector registers as one
+    group, and the `active` lanes must form equal runs of at least four lanes.
     """
     feature, _ = emitter.target.family.joined
     if not emitter.target.has(feature) or is_dynamic(active):

@@ -26,7 +26,7 @@ def thread_range(emitter: Emitter, whole: int, own: int) -> Range:
 def outer_range(emitter: Emitter, within: Range, count: int) -> Range:
     """Return the range of tiles of an outer loop that contain any inner tile in the range `within`.
 
-    Each outer tile has `count` inner tiles.
+    Each outer tile has `count` inner tiles, which `within` numbers across all outer tiles.
     """
     low, high = within
     up = _calculate(emitter, "add nsw", high, emitter.size(count - 1))
@@ -37,7 +37,8 @@ def outer_range(emitter: Emitter, within: Range, count: int) -> Range:
 def inner_range(emitter: Emitter, within: Range, tile: Value, count: int) -> Range:
     """Return the range of inner tiles in an outer loop's `tile` that lie in the range `within`.
 
-    Each outer tile has `count` inner tiles, numbered from 0 in the result.
+    Each outer tile has `count` inner tiles. In `within`, inner tiles are numbered across all outer
+    tiles; in the result, from 0 within `tile`.
     """
     low, high = within
     before = _calculate(emitter, "mul nsw", tile, emitter.size(count))

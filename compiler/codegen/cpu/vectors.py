@@ -121,7 +121,7 @@ def separate_lanes(access: Access, active: int) -> range:
 
 
 def stored_dtype(dtype: DType) -> DType:
-    """Return the type as which LLVM loads and stores an element.
+    """Return the type with which LLVM code loads and stores an element.
 
     It is uint8 for a bool, and uint16 for a 16-bit float. On a target without instructions for
     16-bit floats, LLVM would call a library function to move them, or abort.
