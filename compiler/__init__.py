@@ -1,4 +1,4 @@
-"""Tilewright's compiler: ONNX models to native code through searched schedules.
+"""Tilewright's compiler: compiles ONNX models to native code, with tuned schedules for the kernels.
 
 Importing this package does not import LLVM or onnx, so devices without them can run artifacts.
 """

@@ -13,12 +13,13 @@ _LOADED = 2
 
 
 class _Form(NamedTuple):
-    """The layout of the headers in ELF objects of one class (32 or 64 bits).
+    """The formats of the headers in ELF objects of one class (32 or 64 bits).
 
     Attributes:
-        header: the file header: offset of the section headers, size of one, and their number.
-        section: a section header: kind, flags, offset, size, and linked section.
-        symbol: a symbol: offset of the name, and section (0 if undefined).
+        header: reads from the file header the offset of the section headers, the size of one, and
+            their number.
+        section: reads from a section header its kind, flags, offset, size, and linked section.
+        symbol: reads from a symbol the offset of its name, and its section (0 if undefined).
     """
 
     header: struct.Struct

@@ -39,7 +39,7 @@ class OutputSpec:
 
     @classmethod
     def of(cls, position: int, traced: torch.Tensor) -> OutputSpec:
-        """Build the specification of a result that is output `position` of the model.
+        """Build the specification of a result that is the model's output number `position`.
 
         Type, shape and memory order are those of `traced`, PyTorch's fake tensor.
         """

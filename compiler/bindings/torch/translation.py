@@ -400,8 +400,8 @@ class Translator:
     ) -> tuple[list[Any], tuple[int, ...], dict[str, Any]]:
         """Convert the graph's arguments to inputs of the model; weights become constants.
 
-        Return the inputs, the position of each input's argument, and the name of each dynamic
-        dimension by its symbolic size.
+        Return the inputs; for each input, the position of its argument in the graph; and the
+        symbolic size of each dynamic dimension, by the dimension's name.
         """
         infos: list[Any] = []
         taken: list[int] = []

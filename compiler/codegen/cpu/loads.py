@@ -82,8 +82,8 @@ def _scalars(context: Context, budget: RegisterBudget, access: Access, points: P
 def _single_elements(place: LoadSite) -> Value:
     """Load the elements of one dot-product group separately, and combine them into an integer.
 
-    A single wider load is not used if the elements are not adjacent, if the memory after a partial
-    group may not be read, or if the target multiplies single elements.
+    This is used if the elements are not adjacent, if the memory after a partial group may not be
+    read, or if the target multiplies one element of a group at a time.
     """
     return _group(place, 0)
 

@@ -233,10 +233,10 @@ def _is_block(full: int) -> bool:
 
 
 def _has_rests(extent: int, step: int, tail: Tail) -> bool:
-    """Return whether the rows after the full tiles are computed as by `Tail.REPEATED`.
+    """Return whether code for the rows after the full tiles has surplus rows (`Tail.REPEATED`).
 
-    The code then has more rows than the tile, and the surplus rows repeat the last one. On an axis
-    of few full tiles, the result is false.
+    Surplus rows repeat the last row. On an axis of few full tiles, which is divided in another way,
+    the result is false.
     """
     return tail is Tail.REPEATED and is_dynamic(extent) and not _is_block(extent // step)
 

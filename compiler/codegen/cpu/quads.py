@@ -83,8 +83,9 @@ def pairs(
 ) -> Callable[[int], int | None]:
     """Return a function that finds the vector that is loaded together with a given one.
 
-    Both are byte offsets; the function returns None for a vector that is loaded alone. It must be
-    called when the loads are emitted, because only then is it known how many registers are left.
+    The function takes and returns byte offsets; it returns None for a vector that is loaded alone.
+    It must be called when the loads are emitted, because only then is it known how many registers
+    are left.
     """
     paired = vector_pairs(emitter, access, points)
     sums = max(1, budget.accumulators)

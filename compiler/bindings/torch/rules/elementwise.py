@@ -135,7 +135,7 @@ def _rest(t: Translator, dtype: Any, first: str, second: str) -> tuple[str, str]
 
 
 def _whole_quotient(t: Translator, dtype: Any, first: str, second: str, quotient: str) -> str:
-    """Emit the floor of a float quotient in the same way as PyTorch.
+    """Emit floor(first / second) for floats, with the same result as PyTorch.
 
     The remainder is subtracted from the dividend before the division, and the result is rounded to
     an integer. For a divisor of 0, the result is `quotient`, the float quotient without rounding.
