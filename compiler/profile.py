@@ -147,13 +147,14 @@ def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[st
     """Return a dimension's name and the size at which to fix it, so that an error does not recur.
 
     The error says that a condition on dynamic sizes holds for only some sizes of their ranges. If
-    the condition is that two sizes are equal, it is solved for one dimension, with the other
-    dimensions at `sizes`. For example, a text recogniser that squeezes the height of its features
-    needs images of one height.
+    the condition is that two sizes are equal, it is solved for one dimension. For example, a text
+    recogniser that squeezes the height of its features needs images of one height. If the condition
+    is another one, or has no solution, return one of its dimensions at its typical size.
 
-    If the condition is another one, or has no solution, return one of its dimensions with its size
-    in `sizes`. If `sizes` has none of them, return the last item of `sizes`; None if `sizes` is
-    empty.
+    Args:
+        error: the error.
+        sizes: a typical size of each dimension that may be fixed, by name. If the condition
+            concerns none of these dimensions, the last one is returned; None if `sizes` is empty.
     """
     for question in filter(is_dynamic, (error.unequal, error.undecided)):
         asked = [d for d in dimensions(question) if d.name in sizes]

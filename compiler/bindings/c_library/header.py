@@ -94,7 +94,8 @@ class Interface:
 
     @property
     def sizes_parameter(self) -> str:
-        """C text of the parameter that passes dynamic sizes, with the comma after it.
+        """C text of the parameter by which a function takes the dynamic sizes, with a comma after
+        it.
 
         It is empty if the model has no dynamic dimensions.
         """

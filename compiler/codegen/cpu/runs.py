@@ -73,9 +73,9 @@ def _is_inside(place: LoadSite) -> bool:
 def pieces(
     emitter: Emitter, access: Access, run: int, active: int, value: Value
 ) -> Iterator[tuple[int, Value]]:
-    """Yield (byte offset, lanes) for each run of `run` lanes of a vector that is stored.
+    """Split a vector that is stored into runs; yield the byte offset and the lanes of each.
 
-    The offset is relative to the first lane.
+    A run has `run` lanes. The offset is relative to the first lane of the vector.
     """
     for first in range(0, active, run):
         lanes = range(first, first + run)

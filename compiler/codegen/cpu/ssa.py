@@ -427,7 +427,8 @@ class Emitter:
     ) -> list[Value]:
         """Emit a run-time loop over [low, high), and return the carried values after it.
 
-        If only loop-carried pointers depend on the counter, the loop counts down.
+        If only loop-carried pointers depend on the counter, the loop counts down to 0, which saves
+        a comparison.
 
         Args:
             low: first value of the counter.
