@@ -149,11 +149,11 @@ def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[st
     The error says that a condition on dynamic sizes holds for only some sizes of their ranges. If
     the condition is that two sizes are equal, it is solved for one dimension. For example, a text
     recogniser that squeezes the height of its features needs images of one height. If the condition
-    is another one, or has no solution, return one of its dimensions at its typical size.
+    is another one, or has no solution, return one of its dimensions with its size in `sizes`.
 
     Args:
         error: the error.
-        sizes: a typical size of each dimension that may be fixed, by name. If the condition
+        sizes: a preferred size of each dimension that may be fixed, by name. If the condition
             concerns none of these dimensions, the last one is returned; None if `sizes` is empty.
     """
     for question in filter(is_dynamic, (error.unequal, error.undecided)):

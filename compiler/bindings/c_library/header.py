@@ -94,8 +94,7 @@ class Interface:
 
     @property
     def sizes_parameter(self) -> str:
-        """C text of the parameter by which a function takes the dynamic sizes, with a comma after
-        it.
+        """C text of the parameter that passes the dynamic sizes to a function, and a comma.
 
         It is empty if the model has no dynamic dimensions.
         """
