@@ -99,7 +99,8 @@ def _pairs(name: str, pairs: Sequence[Sequence[int]]) -> list[str]:
 def _references(encoded: EncodedProgram, space: BufferSpace) -> list[tuple[int, int]]:
     """List the references of a program to buffers of one kind, such as packed weights.
 
-    Each is a pair: its index in `encoded.refs`, and the byte offset of its buffer within `space`.
+    Each item is a pair: the reference's index in `encoded.refs`, and the byte offset of its buffer
+    within the memory block of this kind.
     """
 
     def within(ref: BufferRef) -> bool:

@@ -11,7 +11,10 @@ from tilewright.compiler.errors import (
 
 
 class Fail(CompilerError):
-    """The error of a run that was stopped by `RunOptions.terminate`."""
+    """The error of a run that was stopped by `RunOptions.terminate`.
+
+    As in ONNX Runtime, it is also the base class of `InvalidGraph`.
+    """
 
 
 class InvalidArgument(InvalidInputError, ValueError):

@@ -142,7 +142,8 @@ Environment = Mapping[Axis, Bound]
 class Guard:
     """A bounds check `0 <= index < extent` that a load needs.
 
-    The ranges of the variables in the index do not prove that it is in bounds.
+    The ranges of the variables in the index do not prove that it is in bounds. `extent` is an
+    integer, or a formula over run-time sizes (`Size`).
     """
 
     index: Linear

@@ -73,7 +73,8 @@ def _shared_tiles(loop: For) -> int:
     """Return the number of tiles that threads share in a parallel loop.
 
     If the loop's only statement is another parallel loop, their numbers of tiles are multiplied,
-    and so on for further nested loops.
+    and so on for further nested loops. The result is an int, or a formula over dynamic dimensions
+    (`Size`).
     """
     own = sum(segment.count for segment in _loop_segments(loop))
     inner = _parallel_inside(loop)

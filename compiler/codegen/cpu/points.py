@@ -131,12 +131,15 @@ class Points:
     def lanes_in_use(self) -> int:
         """Number of lanes in use at every point, unless the last vector has fewer (`is_ragged`).
 
-        If a mask determines it at run time, it is a formula over run-time sizes (`Size`).
+        If a mask determines this number at run time, it is a formula over run-time sizes (`Size`).
         """
         return self._active
 
     def active(self, point: Point) -> int:
-        """Return the number of lanes in use of the vector at a point of the register tile."""
+        """Return the number of lanes in use of the vector at a point of the register tile.
+
+        If a mask determines this number at run time, it is a formula over run-time sizes (`Size`).
+        """
         if self._ragged is None:
             return self._active
         position, step, extent = self._ragged

@@ -13,7 +13,7 @@ def thread_range(emitter: Emitter, whole: int, own: int) -> Range:
 
     A stage may have several parallel loops. The thread's arguments lo and hi count the tiles of the
     first, of which there are `whole`. In another loop, of `own` tiles, the thread computes the same
-    proportion: tiles lo * own // whole to hi * own // whole.
+    proportion: tiles lo * own // whole to hi * own // whole. Both numbers may be dynamic sizes.
     """
     ends = Value("%lo", DType.INT64), Value("%hi", DType.INT64)
     if own == whole:
