@@ -37,7 +37,7 @@ class LoadSite:
         emitter: builds the function's text.
         access: the access, relative to the base address of its row.
         offset: bytes from that base to the element, or to the first lane.
-        active: number of lanes in use, which may be a dynamic size; 0 for a scalar.
+        active: for a vector, the number of lanes in use, which may be a dynamic size.
         depth: depth of the scope into which the load is emitted.
         tag: a comment in the text of the instruction. Equal instructions are emitted only once, so
             loads before and after a write get different comments.
