@@ -22,9 +22,9 @@ _HAS_RESULT = (LeaseOutcome.COMPLETED, LeaseOutcome.LATE)
 class Found:
     """Statistics of the final database, and all violations.
 
-    `wrong` has one sentence per broken guarantee. `errors` has the reasons of jobs that did not
-    succeed. `measured` counts the requests that honest workers finished, and `late` those results
-    that came after another worker's.
+    `wrong` has one sentence per broken guarantee. `errors` has the reasons why jobs failed.
+    `measured` counts the requests that honest workers finished. `late` counts their results that
+    arrived after another worker's result.
     """
 
     jobs: Counter[str] = field(default_factory=Counter)

@@ -112,13 +112,16 @@ class Killed:
     """Observations after a tuner was killed in one of the phases of its job.
 
     Attributes:
+        moment: the phase in which the tuner was to be killed.
+        phase: the phase in the job's progress when the tuner was killed.
         orphans: the number of processes that the tuner had started, including its builders.
         gone_seconds: time from the kill to the end of the last orphan; None if one outlived the
             waiting time.
-        ended_seconds: time from the kill to the end of the job.
+        ended_seconds: time from the kill to the end of the job; None if it did not end.
+        state: the final state of the job.
         artifact: whether the job has an artifact in the end.
         trials: the number of trials measured before the kill.
-        broken: one sentence for each finished measurement that was lost or counted twice.
+        broken: one sentence for each broken guarantee, such as a measurement lost or counted twice.
     """
 
     model: str
@@ -181,7 +184,7 @@ class Beside:
         others: the names of the large models.
         alone_seconds: duration of the same job without others, from submission to end; None if it
             did not end.
-        wall_seconds: its duration with the other jobs.
+        wall_seconds: duration of the small model's job with the other jobs; None if it did not end.
         phases: the phases of the other jobs when the small job ended.
         states: the final states of the jobs, beginning with the small one.
     """

@@ -1,13 +1,13 @@
 """Compare a model tuned for a range of sizes with the model tuned for single sizes.
 
-`python -m benchmarks.tuned_ranges tune` tunes a model for a range and for several single sizes,
-into a database in a folder, on a target for which the defaults were not optimised. The range, which
-is divided into intervals, has as many trials as all sizes together. `python -m
-benchmarks.tuned_ranges race` compiles four programs for each size (for the range and for the size
-alone, each untuned and tuned) and runs them alternately on one thread. The gain of tuning is the
-untuned program's time over the tuned program's. The range should gain at least 0.8 of what the size
-gains on its own. The range was not measured at any of these sizes. The clock is the process's CPU
-time, which excludes other processes.
+The commands are `python -m benchmarks.tuned_ranges tune`, and then the same with `race`. `tune`
+tunes a model for a range and for several single sizes, into a database in a folder, on a target for
+which the defaults were not optimised. The range, which is divided into intervals, has as many
+trials as all sizes together. `race` compiles four programs for each size (for the range and for the
+size alone, each untuned and tuned) and runs them alternately on one thread. The gain of tuning is
+the untuned program's time over the tuned program's. The range should reach at least 0.8 of the
+size's own gain, in logarithms. The range was not measured at any of these sizes. The clock is the
+process's CPU time, which excludes other processes.
 """
 
 from __future__ import annotations
