@@ -157,7 +157,7 @@ def _onnxruntime(model: Any, feeds: Arrays) -> list[np.ndarray]:
 
 
 def markdown(origin: str, rows: list[ModelError], kernels: list[KernelError]) -> str:
-    """The report in Markdown: `origin`, then the tables of models and of kernels.
+    """The benchmark's report in Markdown: `origin`, then the tables of models and of kernels.
 
     `origin` is a sentence with the date, the machine and the versions.
     """

@@ -211,7 +211,7 @@ def _check(contenders: dict[str, Contender]) -> None:
 
 
 def page(origin: Origin, latencies: Sequence[Latency]) -> str:
-    """The report in Markdown, with one row per model and engine."""
+    """The benchmark's report in Markdown, with one row per model and engine."""
     header = ["model", "engine", "median ms", "fastest ms", "over Python", "less, us"]
     rows = [
         [

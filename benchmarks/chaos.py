@@ -381,7 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(origin: Origin, outcome: Outcome) -> str:
-    """The report in Markdown: counts of events, the broken guarantees, and the errors of jobs."""
+    """The chaos test's report in Markdown: events, broken guarantees, and errors of jobs."""
     found = outcome.found
     counted: dict[str, Counter[str]] = {
         "killed with `kill -9`": outcome.kills,

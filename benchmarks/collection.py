@@ -294,7 +294,7 @@ def limited(memory_gb: float) -> Callable[[], None]:
 
 
 def report(rows: Sequence[Row], origin: Origin, seconds: float) -> str:
-    """The report in Markdown: a summary sentence, then a row per model.
+    """The benchmark's report in Markdown: a summary sentence, then a row per model.
 
     `seconds` is the tuning budget.
     """

@@ -283,8 +283,8 @@ def _drawn(model: Path) -> dict[str, np.ndarray]:
 
 
 def report(rows: Sequence[CommandRow], origin: Origin) -> str:
-    """The report in Markdown: a table of models by commands (`ok` or the violated requirements),
-    statistics per command, and the last message of each failed command.
+    """The benchmark's report in Markdown: a table of models by commands (`ok` or the violated
+    requirements), statistics per command, and the last message of each failed command.
     """
     names = [name for name in COMMANDS if any(row.command == name for row in rows)]
     models = list(dict.fromkeys(row.identity for row in rows))

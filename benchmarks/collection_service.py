@@ -249,7 +249,7 @@ def run_beside(
 
 
 def report(data: Mapping[str, Any]) -> str:
-    """The report in Markdown, with a section for each part in `data`."""
+    """The benchmark's report in Markdown, with a section for each part in `data`."""
     seconds = data["seconds"]
     lines = ["# The models that people have, through a service with a worker", ""]
     if "models" in data:

@@ -169,7 +169,9 @@ def joined(shares: Sequence[Share]) -> float:
 
 
 def page(origin: Origin, shares: Sequence[Share]) -> str:
-    """The report in Markdown: combined shares by algorithm, and the loops that lose most cycles."""
+    """The benchmark's report in Markdown: combined shares by algorithm, and the loops that lose
+    most cycles.
+    """
     algorithms = sorted({each.algorithm for each in shares})
     cores = list(dict.fromkeys(each.core for each in shares))
     models = list(dict.fromkeys(each.model for each in shares))

@@ -90,7 +90,7 @@ def measure(workers: int) -> float:
 
 
 def report(rows: Sequence[Mapping[str, Any]], origin: Origin) -> str:
-    """The report in Markdown, with one row per number of workers."""
+    """The benchmark's report in Markdown, with one row per number of workers."""
     first = rows[0]["builds_per_second"]
     rates = [(row["workers"], row["builds_per_second"]) for row in rows]
     cells = [[str(n), f"{rate:.2f}", f"{rate / first:.2f}"] for n, rate in rates]
@@ -107,7 +107,7 @@ def report(rows: Sequence[Mapping[str, Any]], origin: Origin) -> str:
 
 
 def main() -> None:
-    """Command line: measure each number of workers, then write the results."""
+    """Command line: measure the throughput for each number of workers, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)

@@ -117,7 +117,7 @@ def _outcome(service: Service, machine: Machine, job: str) -> DeviceJob:
 
 
 def page(origin: Origin, jobs: Sequence[DeviceJob]) -> str:
-    """The report in Markdown, with one row per job."""
+    """The benchmark's report in Markdown, with one row per job."""
     header = ["machine", "architecture", "target", "measured", "certified"]
     rows = [
         [

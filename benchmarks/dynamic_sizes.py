@@ -194,7 +194,7 @@ def _error(got: Any, expected: Any) -> float:
 
 
 def report(origin: Origin, results: Sequence[DynamicResult]) -> str:
-    """The report in Markdown, with one row per model."""
+    """The benchmark's report in Markdown, with one row per model."""
     header = [
         "model", "sizes", "total: times ONNX Runtime's speed", "beside a fixed size's code",
         "at worst", "compiling, to a fixed size's", "error", "falls back",

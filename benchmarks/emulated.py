@@ -176,7 +176,9 @@ def _call(command: list[str], folder: Path, environment: dict[str, str]) -> None
 
 
 def page(origin: Origin, found: Sequence[Agreement]) -> str:
-    """The report in Markdown: a table of errors with a row per model and a column per machine."""
+    """The benchmark's report in Markdown: a table of errors with a row per model and a column per
+    machine.
+    """
     machines = list(dict.fromkeys(each.machine for each in found))
     by_place = {(each.model, each.machine): each for each in found}
     rows = []

@@ -130,7 +130,7 @@ def measure(texts: Sequence[str]) -> list[Line]:
 
 
 def report(lines: Sequence[Line], origin: Origin) -> str:
-    """The report in Markdown: a row per kind and algorithm, and a row of totals."""
+    """The benchmark's report in Markdown: a row per kind and algorithm, and a row of totals."""
     rows = sum(line.rows for line in lines)
     whole = Line(
         "all",

@@ -178,7 +178,5 @@ class Liar:
 
 
 def _changed_nothing(said: BODY) -> bool:
-    """Whether a response says that no lease was released or renewed, so that a lie had no
-    effect.
-    """
+    """Whether a response says that no lease was released or renewed: the lie had no effect."""
     return not said.get("released", said.get("renewed", True))

@@ -250,11 +250,11 @@ class _Decoder:
         return state
 
     def _cache(self, state: bytearray) -> dict[str, Array]:
-        """Views of the cached rows in a serialised llama.cpp state, by name such as `key_0`:
-        (tokens, cached * head).
+        """Views of the cached keys and values in a serialised llama.cpp state.
 
-        The state ends with all keys and then all values. For each layer it has a type (int32, 1 is
-        float16), the size of a row in bytes (uint64), and the rows.
+        Names are such as `key_0`, and shapes (tokens, cached * head). The state ends with all keys
+        and then all values. For each layer it has a type (int32, 1 is float16), the size of a row
+        in bytes (uint64), and the rows.
         """
         shape = self._shape
         row = 2 * shape.cached * shape.head

@@ -152,7 +152,7 @@ def markdown(
     at_seconds: Sequence[float],
     origin: Origin,
 ) -> str:
-    """The report in Markdown: an overview, tables, and the errors of failed runs.
+    """The benchmark's report in Markdown: an overview, tables, and the errors of failed runs.
 
     The tables compare both tuners at the given numbers of trials and of seconds.
     """

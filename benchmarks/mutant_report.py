@@ -74,7 +74,9 @@ def write_results(folder: Path, results: dict[str, Any]) -> None:
 
 
 def report(results: dict[str, Any]) -> str:
-    """The report in Markdown: a summary, then statistics and survivors of each package."""
+    """The benchmark's report in Markdown: a summary, then statistics and survivors of each
+    package.
+    """
     lines = [
         "# Mutants",
         "",

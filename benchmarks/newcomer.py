@@ -277,7 +277,7 @@ def walk(steps: Sequence[Step], folder: Path, log: Path, package: str = "") -> l
 
 
 def report(outcomes: Sequence[Outcome], origin: Origin) -> str:
-    """The report in Markdown, with a row per step."""
+    """The benchmark's report in Markdown, with a row per step."""
     rows = [
         [each.name, each.word, str(each.commands), "" if each.skipped else f"{each.seconds:.0f}"]
         for each in outcomes

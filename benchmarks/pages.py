@@ -293,7 +293,7 @@ def report(
     results: Sequence[Timed],
     left: Mapping[str, str],
 ) -> str:
-    """The report in Markdown.
+    """The benchmark's report in Markdown, with a row per request.
 
     `seconds` has the time to fill each database, and `left` the routes that were not requested.
     """

@@ -30,8 +30,10 @@ OURS = "untuned"
 
 @dataclass(slots=True)
 class PairedResult:
-    """Results by engine: the seconds of the fastest run, the reason for a failure, and the error
-    relative to the reference.
+    """Results of an operator, by engine.
+
+    They are the seconds of the fastest run, the reason for a failure, and the error relative to
+    ONNX Runtime, the reference.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)

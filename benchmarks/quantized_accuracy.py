@@ -214,7 +214,7 @@ def _worst(report: QuantizeReport) -> float:
 
 
 def markdown(origin: str, rows: Sequence[Row]) -> str:
-    """The report in Markdown, with a row per model and method."""
+    """The benchmark's report in Markdown, with a row per model and method."""
     lines = [
         "# What quantising loses",
         "",

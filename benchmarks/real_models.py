@@ -135,7 +135,7 @@ def examine(folder: Path, options: argparse.Namespace) -> tuple[Answer, str]:
 
 
 def report(rows: Sequence[Row], origin: Origin) -> str:
-    """The report in Markdown: summary sentences, then a row per model."""
+    """The benchmark's report in Markdown: summary sentences, then a row per model."""
     ran = [row for row in rows if row.answer.errors]
     ratios = [row.answer.ratio for row in rows if row.agrees and row.answer.ratio]
     lines = ["# Models that people download", "", origin.sentence(), ""]

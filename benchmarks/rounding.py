@@ -57,7 +57,7 @@ def count(kind: str, draws: int) -> Rounded:
 
 
 def report(rows: Sequence[Rounded], origin: Origin) -> str:
-    """The report in Markdown, with a row per kind."""
+    """The benchmark's report in Markdown, with a row per kind."""
     table = markdown_table(
         ["graphs", "models", "elements", "another quantum", "share", "most quanta"],
         [

@@ -166,7 +166,8 @@ def compare(
 
 
 def report(runs: Sequence[Run], origin: Origin, how: str, question: Question) -> str:
-    """The report in Markdown: median regrets per workload and over all, and mean regrets.
+    """The benchmark's report in Markdown: median regrets per workload and over all, and mean
+    regrets.
 
     `how` is a sentence that describes the runs.
     """

@@ -215,7 +215,7 @@ def row(result: Result) -> list[str]:
 
 
 def report(origin: Origin, results: Sequence[Result]) -> str:
-    """The report in Markdown, with a row per result."""
+    """The benchmark's report in Markdown, with a row per result."""
     return (
         f"# Load on the service\n\n{origin.sentence()}\n\n"
         "Requests over loopback; the clients are a process on the same machine. `ratio` is the\n"

@@ -68,7 +68,7 @@ def draw(found: dict[str, dict[str, float]], picture: Path) -> None:
 
 
 def main() -> int:
-    """Command line: generate the chart."""
+    """Command line: generate docs/speedups.svg from the stored report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, default=PICTURE)
     draw(speedups(RESULTS / f"{RACE}.json.gz"), parser.parse_args().output)

@@ -130,7 +130,7 @@ def _problem(row: SweepRow, engine: str, error: object) -> SweepRow:
 
 
 def report(rows: Sequence[SweepRow], origin: Origin) -> str:
-    """The report in Markdown: geometric means per operator, and the slow cases.
+    """The benchmark's report in Markdown: geometric means per operator, and the slow cases.
 
     It also lists the cases without a ratio.
     """

@@ -218,7 +218,7 @@ def _turns(
 
 
 def page(origin: Origin, rows: Sequence[Row], threads: int) -> str:
-    """The report in Markdown, with a row per model."""
+    """The benchmark's report in Markdown, with a row per model."""
     header = ["model", "parameters", "eager ms", "inductor ms", "freezing ms", "tilewright ms"]
     header += ["over inductor", "over freezing", "over eager", "difference", "inductor's"]
     header += ["first call s", "inductor's"]

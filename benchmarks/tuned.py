@@ -130,7 +130,7 @@ def tune(
 
 
 def report(origin: Origin, runs: Sequence[TunedRun]) -> str:
-    """The report in Markdown, with a row per run."""
+    """The benchmark's report in Markdown, with a row per run."""
     header = [
         "model", "precision", "target", "threads", "seconds", "tasks", "searched", "trials",
         "failed", "candidates a second", "kernels untuned, ms", "tuned, ms", "tuned over untuned",

@@ -153,7 +153,7 @@ def race(name: str, folder: Path, samples: int) -> RangeResult:
 
 
 def report(origin: Origin, results: Sequence[RangeResult]) -> str:
-    """The report in Markdown: a sentence per model, and a row per size."""
+    """The benchmark's report in Markdown: a sentence per model, and a row per size."""
     header = [
         "model", "size", "range untuned, ms", "tuned, ms", "gain",
         "size alone untuned, ms", "tuned, ms", "gain", "range tuned over size tuned",

@@ -240,7 +240,9 @@ def measure(wanted: Sequence[tuple[str, int]], seed: int, sampling: Sampling) ->
 
 
 def report(rows: Sequence[ShapeRow], origin: Origin, how: str) -> str:
-    """The report in Markdown: per family the geometric mean, the spread and the worst shapes."""
+    """The benchmark's report in Markdown: per family the geometric mean, the spread and the worst
+    shapes.
+    """
     summary = []
     families = [family for family in FAMILIES if any(row.family == family for row in rows)]
     for family in families:

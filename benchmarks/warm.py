@@ -71,10 +71,10 @@ REFUSED = frozenset({Status.BUILD_ERROR, Status.BUILD_TIMEOUT, Status.SPILLS})
 
 @dataclass(frozen=True, slots=True)
 class FirstPicks:
-    """Regrets of the schedules that are chosen before any trial.
+    """Regrets of the schedules that are chosen before any trial: time over the best time, minus 1.
 
-    They are the base model's first choice that builds, the estimate's first choice, and the
-    default. `refused` is the number of the model's better choices that the builder rejected.
+    The schedules are the base model's first choice that builds, the estimate's first choice, and
+    the default. `refused` is the number of the model's better choices that the builder rejected.
     """
 
     model: float
@@ -84,9 +84,9 @@ class FirstPicks:
 
 
 def first_picks(table: Table, base: bytes) -> FirstPicks:
-    """Evaluate the first choices for a table.
+    """Compute the regrets of the schedules that are chosen for a table before any trial.
 
-    A choice that fails on the device has an infinite regret.
+    `base` is the base model. A choice that fails on the device has an infinite regret.
     """
     task = restricted(table.task, list(table.known))
     features = FeatureExtractor(

@@ -326,7 +326,9 @@ class Observed:
 
 
 def report(rows: Sequence[Wrong], origin: Origin, precision: DType) -> str:
-    """The report in Markdown: detected changes by model and by kind, and the missed ones."""
+    """The benchmark's report in Markdown: detected changes by model and by kind, and the missed
+    ones.
+    """
 
     def lines(key: Callable[[Wrong], str]) -> list[list[str]]:
         groups: dict[str, list[Wrong]] = {}
