@@ -73,8 +73,8 @@ class TaskInputs:
 
     Attributes:
         count: number of occurrences of the task in the model.
-        known_trials: number of the task's trials in the store. The run uses this many, from the
-            oldest on.
+        known_trials: number of the task's trials in the store when the run started. A replay uses
+            this many of the oldest trials.
         incumbent: the task's present record, which new candidates have to beat; None without one.
         bound_seconds: lower bound of the time on this machine; 0: unknown.
         points: the sizes at which candidates are measured.
@@ -101,7 +101,7 @@ class Started:
         trials_total: the planned number of trials of all tasks.
         inputs: the stored data about each task.
         adopted: requests that an earlier process of the same job sent and whose results this
-            process awaits, in the order of their numbers.
+            process awaits, in the order of their batch numbers.
     """
 
     tasks: tuple[TaskSnapshot, ...]

@@ -1,11 +1,11 @@
 """Forecasts of the gain of more trials, per task and per model, and their accuracy.
 
 A forecast assumes that the times of a task's trials are a random sample of a distribution that is
-uniform near the fastest possible time. Then the fastest of n samples is expected to lie `scale / n`
-above this time, and the expected differences between consecutive sorted times are equal. The next
-sample is a new minimum with probability 1 / (n + 1) (Renyi 1962, the theory of records). So `scale`
-is estimated from the sorted times, and the expected gain of m more trials is
-scale * (1 / n - 1 / (n + m)).
+uniform near the fastest possible time. Its parameter `scale` is a fraction of the task's time: the
+fastest of n samples is expected to lie the fraction `scale / n` above the fastest possible time.
+Then the expected gain of m more trials is the fraction scale * (1 / n - 1 / (n + m)). The expected
+differences between consecutive sorted times are equal, so `scale` is estimated from them. (Compare
+Renyi 1962, the theory of records: the next sample is a new minimum with probability 1 / (n + 1).)
 
 A search with a cost model finds the best candidates early, unlike a random sample. Two factors
 correct for this difference. `freshness` lowers the expected gain as the fastest trial becomes
@@ -73,8 +73,8 @@ class Curve:
         weight: factor of the task's seconds in the time of the model.
         trials: number of trials so far.
         best_seconds: fastest time of one kernel run.
-        scale: after n trials, an unlimited number of further trials is expected to gain `scale / n`
-            of `best_seconds`.
+        scale: parameter of the forecast. After n trials, further trials, however many, are expected
+            to save at most the fraction `scale / n` of `best_seconds`.
         bound_seconds: lower bound of the time of any schedule (0: unknown).
         open: whether the task gets more trials.
         space: number of schedules (0: unknown).
@@ -156,9 +156,10 @@ class History:
 
     @property
     def freshness(self) -> float:
-        """Return a factor for the expected gain, which decreases while no trial is the fastest.
+        """Return a factor for the expected gain, which is small if the last improvement is old.
 
-        It is 1 if the fastest trial is in the later half of the trials, and less otherwise.
+        It is 1 if the fastest trial is in the later half of the trials. Otherwise it decreases with
+        each further trial that is not the fastest.
         """
         return min(1.0, sqrt(2 * self.record_at / self.trials)) if self.trials else 1.0
 

@@ -47,7 +47,7 @@ def search_effort(seconds: float | None, tasks: int, points: int) -> float:
     Args:
         seconds: the time budget of the run; None without one.
         tasks: number of searched tasks.
-        points: number of sizes at which candidates of this task are analysed.
+        points: number of sizes at which each candidate is analysed.
     """
     if seconds is None:
         return 1.0

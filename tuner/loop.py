@@ -436,7 +436,7 @@ class _TuningRun:
         return in_time and not self._token.cancelled
 
     def _give_up_the_rest(self) -> None:
-        """After the time budget, wait briefly for comparisons in flight, then cancel them.
+        """When no time is left, wait briefly for comparisons in flight, then cancel them.
 
         The trials of the tasks without a comparison stay in the store, and the next run compares
         their finalists.

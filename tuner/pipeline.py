@@ -53,7 +53,8 @@ class Batch:
         prepared: the expected outputs, until the request is sent.
         request: the request to the runner; None until it is sent.
         trials: the trials so far; complete once `finished` is true.
-        duplicates: by trial id, the other candidates that have the same code as the trial's.
+        duplicates: by trial id, other candidates with the same code, which are not measured: they
+            get the measurement of this trial.
     """
 
     number: int
@@ -127,8 +128,9 @@ class Pipeline:
         """Whether the loop should propose another batch of this phase now.
 
         In a replay, it should if the next entry of the journal is a sent batch of this phase.
-        Otherwise, it should if the pipeline has fewer than AHEAD batches more than the runner
-        processes at a time, or fewer than `least` batches.
+        Otherwise, it should if the number of batches in the pipeline is less than the runner's
+        capacity plus AHEAD, or less than `least`. Batches that wait for expected outputs do not
+        count.
         """
         if self._given is not None:
             return self._next_given() == _sent(phase)
@@ -249,7 +251,10 @@ class Pipeline:
         return self._numbers - 1
 
     def _count_busy(self) -> None:
-        """Record the time since the last call in `beside` if the runner then had requests."""
+        """Add the time since the previous call to `beside`, if the runner was busy.
+
+        The runner counts as busy if it had requests at the time of the previous call.
+        """
         if self._beside is None:
             return
         now = time.perf_counter()
@@ -393,8 +398,9 @@ class Pipeline:
 def _put_in_order(batch: Batch) -> None:
     """Sort a batch's trials by the order in which the candidates were proposed.
 
-    Trials without a measurement, such as failed builds, are added first. Without sorting, the order
-    of the training samples would depend on the duration of the builds.
+    Trials are added to the batch as soon as they are known: failed builds come before measured
+    candidates. Without sorting, the order of the training samples would depend on the duration of
+    the builds.
     """
     places = {name: place for place, (name, _) in enumerate(batch.schedules)}
     batch.trials.sort(key=lambda trial: places.get(trial.id, 0))

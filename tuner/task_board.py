@@ -163,8 +163,8 @@ class TaskBoard:
     def waiting_for_finals(self) -> list[TaskState]:
         """Return the tasks whose finalists are to be compared, in the order of the comparisons.
 
-        The tasks that take most of an inference come first. Tasks with a single finalist come last,
-        because they lose least if the time does not suffice for all.
+        The tasks that take the most time of an inference come first. Tasks with a single finalist
+        come last: there is nothing to choose, so if the time does not suffice, least is lost.
         """
         waiting = [state for state in self._states if state.needs_finals]
         return sorted(

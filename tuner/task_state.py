@@ -312,7 +312,8 @@ class TaskState:
         """Add stored trials to the known measurements; they may be from this job or from others.
 
         Trials that cannot be used are skipped: withdrawn trials, trials of another version of code
-        generation or at other sizes, and trials without an expected output.
+        generation or at other sizes, trials whose schedule is not in the task's space, and trials
+        that were not measured because no expected output could be computed.
         """
         for trial in trials:
             same = trial.job_id == self.options.job_id

@@ -147,8 +147,9 @@ class Form:
     def touched(self, sizes: Mapping[Axis, int]) -> float:
         """Return the bytes in the bounding box of all elements accessed by a block of iterations.
 
-        `sizes` is the shape of the block: the number of iterations along each axis. An axis that it
-        lacks has its full extent. For indirect accesses, return the bytes of the whole tensor.
+        `sizes` is the number of iterations of the block along each axis. Along an axis that is not
+        in `sizes`, the block covers the full extent. For indirect accesses, return the bytes of the
+        whole tensor.
         """
         return _touched(self, self._sizes(sizes))
 
@@ -180,8 +181,8 @@ class Form:
     def lines(self, sizes: Mapping[Axis, int]) -> float:
         """Return the number of cache lines touched by a block of iterations.
 
-        `sizes` is the shape of the block, as for `touched`. Each contiguous run of elements is
-        rounded up to whole lines.
+        `sizes` is the number of iterations along each axis, as for `touched`. Each contiguous run
+        of elements is rounded up to whole lines.
         """
         return _lines(self, self._sizes(sizes))
 
@@ -237,10 +238,10 @@ def _lines(form: Form, sizes: tuple[int, ...]) -> float:
 
 
 def _reach(extent: int, terms: tuple[FormTerm, ...], sizes: tuple[int, ...]) -> int:
-    """Return the length of the index range, from smallest to largest, that is used in a dimension.
+    """Return how many positions of a dimension lie between the smallest and the largest index used.
 
-    `extent` is the size of the dimension, `terms` is its index expression, and `sizes` are the
-    numbers of iterations along each axis.
+    Both ends count. `extent` is the size of the dimension, `terms` is its index expression, and
+    `sizes` are the numbers of iterations along each axis.
     """
     reach = 1
     for number, divisor, coefficient in terms:

@@ -59,10 +59,10 @@ class BufferUse:
 
 @memo(2048)
 def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
-    """Describe how a statement uses the `most` tensors with the most traffic, largest first.
+    """Describe how a statement uses its tensors, in decreasing order of traffic.
 
-    Only reuse in the statement's own loops is found; `after_others` adds reuse of data from earlier
-    statements.
+    Only the first `most` tensors are described. Only reuse in the statement's own loops is found;
+    `after_others` adds reuse of data from earlier statements.
     """
     tensors: dict[str, list[Use]] = {}
     for use in statement.uses:

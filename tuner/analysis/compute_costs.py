@@ -93,7 +93,7 @@ class ComputeCosts:
         operands: vectors that one step of the innermost reduction loads. They need registers in
             addition to the accumulators.
         points: vector operations of the register tile, unrolled reduction steps included.
-        reduce_trips: iterations of all reduction loops together.
+        reduce_trips: product of the trip counts of all reduction loops.
         outer_trips: executions of the register tile.
         depth: number of loops around the statement, reduction loops included.
         aliased_rows: rows of the register tile whose addresses differ by multiples of a page and
@@ -104,8 +104,8 @@ class ComputeCosts:
         ending: cost of one epilogue, in floating-point additions.
         lane_reduction: whether the lanes of a vector are added up in the end.
         parallel_tiles: number of iterations that can be distributed over threads.
-        depth_groups: for a product in AMX tile registers, the number of element groups of the
-            reduction axis in one row; otherwise 0.
+        depth_groups: for a product in AMX tile registers, how many groups of adjacent elements of
+            the reduction axis one row of a tile register holds; otherwise 0.
     """
 
     operations: float
@@ -149,7 +149,10 @@ class ComputeCosts:
 
     @property
     def loops(self) -> tuple[For, ...]:
-        """The `For` nodes around the `Compute`, outermost first, with empty bodies."""
+        """The `For` nodes around the `Compute`, outermost first.
+
+        They are copies with empty bodies, so that they are equal for all statements in equal loops.
+        """
         return self.loop_counts.loops.fors
 
     @property
@@ -170,7 +173,8 @@ class ComputeCosts:
     def weight(self) -> float:
         """Return the number of vector operations and loads (including broadcasts).
 
-        The feature row describes the two statements of a nest with the largest numbers.
+        Of each nest, the features describe only the two statements with the largest weight in
+        detail.
         """
         return self.vector_operations + self.vector_loads + self.broadcast_loads
 
@@ -284,10 +288,10 @@ class _Facts:
         loads: for each load, its access, its stride in bytes along `vector`, whether it is in the
             body, the axes of the output that it depends on, and its alignment in bytes.
         stores: for each store, its access, stride and alignment.
-        body: the instructions of one reduction step by kind.
+        body: the number of instructions of each kind in one reduction step.
         body_cost: the cost of these instructions, in floating-point additions.
-        ending: the instructions of one epilogue by kind.
-        ending_cost: the cost of these instructions.
+        ending: the number of instructions of each kind in one epilogue.
+        ending_cost: the cost of these instructions, in floating-point additions.
         aliased: the axes along which neighbouring elements are a multiple of a page apart.
     """
 

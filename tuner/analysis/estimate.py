@@ -115,7 +115,10 @@ def _core(statement: ComputeCosts, in_program_order: bool, machine: Machine) -> 
 
 @memo(4096)
 def _behind(statement: ComputeCosts, machine: Machine) -> list[float]:
-    """Return the cycles of a statement's traffic behind each cache, from the first level on."""
+    """Return the cycles to move a statement's data into each cache from the level behind it.
+
+    The first entry is for the first-level cache.
+    """
     sizes = tuple([cache.bytes for cache in machine.caches])
     return [
         moved / cache.bytes_per_cycle_behind

@@ -389,9 +389,9 @@ def _log(value: float) -> float:
 def _entered_bytes(statement: ComputeCosts) -> tuple[float, ...]:
     """Return the bytes fetched into a cache from the level behind it, for each size in CACHE_BYTES.
 
-    The count assumes that the outermost loop whose data fit into the cache loads them each time it
-    is entered. Base models are trained on this column, so its formula must not change.
-    `estimate.traffic` counts more precisely.
+    Assumption: of the loops whose data fit into the cache, the outermost one loads its data each
+    time the program enters the loop. `estimate.traffic` counts more precisely, but base models are
+    trained on this column, so its formula must not change.
     """
     around, footprints = statement.around, statement.footprints
     result = []

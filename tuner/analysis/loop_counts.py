@@ -95,9 +95,9 @@ class LoopCounts:
         around: all loops around the register tile, innermost first, including reduction loops.
         reduce_levels: number of reduction loops in `around`.
         reduce_unroll: number of unrolled reduction steps.
-        reduce_trips: iterations of all reduction loops together.
-        outer_trips: iterations of all other loops together.
-        parallel_tiles: iterations of the parallel loops together.
+        reduce_trips: product of the trip counts of all reduction loops.
+        outer_trips: product of the trip counts of all other loops.
+        parallel_tiles: product of the trip counts of the parallel loops.
         tile: number of positions of each axis that one execution of the register tile covers.
         counts: number of points (scalars or vectors) along each axis of the register tile.
         lanes: vector lanes along the axis `vector`; 1 without vectors.
@@ -125,7 +125,7 @@ class LoopCounts:
     )
 
     def points_along(self, axes: frozenset[Axis]) -> int:
-        """Return the number of points of the register tile along the given axes together."""
+        """Return the product of the numbers of points of the register tile along the given axes."""
         known = self._points.get(axes)
         if known is None:
             known = prod([count for axis, count in self.counts.items() if axis in axes])
@@ -149,7 +149,8 @@ class LoopCounts:
         return known
 
     def overlap(self, form: Form) -> float:
-        """Return the number of distinct elements that the register tile accesses, per access.
+        """Return the number of distinct elements that the register tile accesses, divided by the
+        number of its accesses.
 
         `form` is the form of the accesses. The result is below 1 if several points of the tile
         access the same element.

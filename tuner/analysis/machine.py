@@ -33,8 +33,8 @@ class Machine:
         operations: throughput of fused multiply-adds, in vectors per cycle.
         loads: throughput of loads, in vectors per cycle.
         stores: throughput of stores, in vectors per cycle.
-        in_flight: number of reduction operations that the reorder buffer holds at once. Half of its
-            entries are assumed to be available for them.
+        in_flight: number of reduction operations that the reorder buffer holds at once, if they
+            occupy half of the buffer.
         page_rows: number of cache lines with addresses a multiple of a page apart that the
             first-level cache holds at once.
         caches: the caches, from the first level to the third.

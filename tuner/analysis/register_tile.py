@@ -43,8 +43,8 @@ class TileCase:
     Attributes:
         count: number of executions in the group.
         share: size of the tile in these executions, as a fraction of a full tile.
-        parts: the loops along which the tile is partial, each with the covered fraction of its
-            step. The tile is partial in the last iteration of such a loop.
+        parts: the loops in whose last iteration the tile is partial, each with the size of this
+            partial tile along the loop's axis, as a fraction of a full tile's size.
     """
 
     count: float
@@ -310,9 +310,9 @@ class _Window:
 
 
 def _window(statement: ComputeCosts, in_program_order: bool) -> _Window | None:
-    """Return the statement's convolution window if outputs of the register tile share its elements.
+    """Return the statement's convolution window; None if it has none with shared elements.
 
-    Return None if the statement has no such window.
+    Elements are shared if several outputs of the register tile read the same input element.
     """
     counted = statement.loop_counts
     for use in statement.uses:

@@ -47,7 +47,7 @@ class BaseModel:
         objective: the loss that training minimised.
         rows: number of training samples.
         tasks: number of training tasks with a successful sample.
-        scores: the quality of its ranking of the held-out tasks.
+        scores: how well the model ranks the candidates of the held-out tasks.
     """
 
     data: bytes
@@ -62,9 +62,9 @@ class BaseModel:
 def split(samples: Sequence[Sample], target_key: str) -> Split:
     """Divide samples into sets for training, early stopping and evaluation.
 
-    A hash of the workload key decides, so that all samples of a workload are in the same set. The
-    held-out set has only tasks of the target `target_key`. Samples of a held-out workload on other
-    targets are discarded: in training, they would reveal the order of its candidates.
+    A hash of the workload key selects the set, so that all samples of a workload are in the same
+    one. The held-out set has only tasks of the target `target_key`. Samples of a held-out workload
+    on other targets are discarded: in training, they would reveal the order of its candidates.
     """
     training, stopping, held_out = [], [], []
     for sample in samples:

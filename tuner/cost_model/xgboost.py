@@ -164,12 +164,13 @@ class XGBoostModel:
     def train_base(self, samples: Sequence[Sample], stopping: Sequence[Sample]) -> None:
         """Train a base model from scratch, choosing the number of boosting rounds.
 
-        First, a model is trained on `samples`, to find the number of rounds with which it best
+        First, a model is trained on `samples`, to find the number of rounds after which it best
         ranks the `stopping` samples. Then the final model is trained on both sets with this number.
-        The ranking is judged by the fraction of pairs in the correct order, with every objective:
-        judged by squared error, training stopped after 22 to 54 rounds, although 150 rounds ordered
-        more pairs correctly. The two sets must not share tasks; otherwise the choice would favour
-        overfitting.
+        The two sets must not share tasks; otherwise the chosen number would overfit.
+
+        For every objective, the quality of a ranking is the fraction of pairs in the correct order.
+        (In an experiment, stopping by the squared error ended after 22 to 54 rounds, but after 150
+        rounds more pairs were in the correct order.)
         """
         import xgboost
 

@@ -105,8 +105,8 @@ def make_request(
 def trials_of(request: MeasureRequest, result: MeasureResult) -> list[Trial]:
     """Convert the result of a request to trials, leaving out candidates without a measurement.
 
-    The request contains all other properties of the trials. So a restarted process can convert the
-    results of requests that an earlier process sent.
+    All properties of a trial other than its measurement come from the request. So a restarted
+    process can convert the results of requests that an earlier process sent.
     """
     found = dict(result.measurements)
     return [

@@ -323,8 +323,8 @@ class _Context(SpawnContext):
 class _Pool(ProcessPool):  # type: ignore[misc]  # pebble has no types
     """A process pool that kills its processes before it deletes the locks that they share.
 
-    Pebble deletes the locks first. A process that is just starting then fails with a traceback,
-    because its lock is missing.
+    The base class from the package pebble deletes the locks first. A process that is just starting
+    then fails with a traceback, because its lock is missing.
     """
 
     def _stop_pool(self) -> None:
@@ -430,7 +430,8 @@ def _prepare(with_compiler: bool, parent: int) -> None:
 def load_compiler() -> None:
     """Configure this builder process, then import the compiler.
 
-    The order matters, because NumPy reads the settings when it is imported.
+    The compiler imports NumPy, which reads its number of threads at import. So this number must be
+    set first.
     """
     from tilewright.compiler.process import configure_process
 

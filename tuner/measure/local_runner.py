@@ -198,7 +198,8 @@ class LocalRunner:
         """Store the results of batches, and make `poll` return them.
 
         If a result is None, all measurements of its request get the given status and error. With
-        WORKER_LOST, a request is forgotten, so that it is measured if it is submitted again.
+        the status WORKER_LOST, the result is not kept after `poll` returns it, so that the request
+        is measured if it is submitted again.
         """
         with self._lock:
             for request, result in zip(requests, results, strict=True):

@@ -131,9 +131,9 @@ def _at_ties(workload: Workload, specs: tuple[InputSpec, ...], output: np.ndarra
     """Return by how much the output can change because of roundings inside the workload.
 
     Near a rounding tie, float32 arithmetic may round a value to either neighbour, which affects all
-    later operations. So the output is also computed with all such values shifted up, and with all
-    shifted down, by the error that float32 may have. The result is the largest difference, relative
-    to the largest output.
+    later operations. So the output is computed twice more: with all values increased before they
+    are rounded, and with all values decreased, by the error that float32 arithmetic may have. The
+    result is the largest difference from `output`, divided by the largest magnitude in `output`.
     """
     graph = workload.graph
     rounded = [node.inputs[0] for node in graph.nodes if _jumps(graph, node)]
@@ -212,9 +212,10 @@ def _computes_in(graph: Graph, dtype: DType) -> bool:
 
 
 def _is_wide(workload: Workload) -> bool:
-    """Whether inputs of `Distribution.WIDE`, whose magnitudes differ by decades, are suitable.
+    """Whether inputs of `Distribution.WIDE` are suitable for a workload.
 
-    They are if the workload has no floats with a small range, such as float16.
+    Their magnitudes differ by several powers of ten. They are suitable if the workload has no
+    floats with a small range, such as float16.
     """
     dtypes = {kind.dtype for kind in workload.graph.types.values() if kind.dtype.is_float}
     return dtypes <= {DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16}
@@ -260,7 +261,8 @@ def _expected(workload: Workload, specs: tuple[InputSpec, ...]) -> np.ndarray:
     """Compute the expected output of a workload on inputs with the given distributions.
 
     Float outputs are returned as float64 if the workload's output is float64, otherwise as float32.
-    Rounding a float64 output to float32 would cause 600 times the accepted error.
+    If a float64 output were rounded to float32, the rounding error would be 600 times the accepted
+    error.
     """
     (array,) = _run(workload.graph, specs)
     if array.dtype.kind != "f" or workload.output.type.dtype is DType.FLOAT64:
@@ -276,11 +278,11 @@ def _run(graph: Graph, specs: tuple[InputSpec, ...]) -> list[np.ndarray]:
 
 
 def _integral(graph: Graph) -> set[str]:
-    """Return the float inputs that have only integral values in the model.
+    """Return the float inputs whose values in the model are always whole numbers.
 
-    These inputs are cast to integers without being rounded first, so another kernel of the model
-    has rounded them. A random input with a fraction would be truncated, which never happens in the
-    model.
+    These are the inputs that the workload casts to integers without rounding them first: an earlier
+    kernel of the model has rounded them. The cast would truncate random fractions, which never
+    happens in the model.
     """
     found: set[str] = set()
     for node in graph.nodes:

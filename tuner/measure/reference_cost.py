@@ -61,7 +61,10 @@ GIB = 1 << 30
 
 
 def most_bytes(root: Path = Path("/")) -> int:
-    """Return the memory limit in bytes for computing one reference on this machine."""
+    """Return the memory limit in bytes for computing one reference on this machine.
+
+    The size of this machine's memory is read from files below `root`, such as `proc/meminfo`.
+    """
     total = total_bytes(root)
     return MOST_BYTES if total is None else min(MOST_BYTES, total // SHARE)
 

@@ -139,9 +139,9 @@ class DotPeak:
         intrinsic: the name of its LLVM intrinsic.
         accumulator: the type of the sums.
         operand: the type of the operands.
-        groups: number of operand groups (`speeds.DOTS`) that one instruction multiplies per lane.
-            For AMX tile registers, the number of rounds (one group per lane and chain) to which one
-            pass over all registers corresponds.
+        groups: number of rounds that one iteration of the loop in `peak_NAME` counts as. In one
+            round, CHAINS vector registers of sums each add one group of products per lane. A group
+            has as many products as `speeds.DOTS` states.
         in_tiles: whether the instruction works on AMX tile registers.
     """
 
@@ -188,8 +188,8 @@ def _peak(target: Target, left: DType, right: DType, sums: DType) -> DotPeak | N
 def dot_peak_ir(target: Target, name: str) -> str:
     """Return LLVM IR of `peak_NAME`, which measures the peak rate of a dot-product instruction.
 
-    The function corresponds to `peak`. `name` is the operand type, a key of `dots(target)`. An
-    instruction that multiplies n groups per lane counts as n rounds.
+    The function has the signature of `peak` (`peak_ir`). `name` is the operand type, a key of
+    `dots(target)`. `DotPeak.groups` defines a round.
     """
     found, lanes = dots(target)[name], target.lanes(DType.FLOAT32)
     if found.in_tiles and target.tiles is not None:
@@ -330,7 +330,10 @@ def _vector(dtype: DType, lanes: int) -> str:
 
 
 def _sum(vector: str, terms: int, add: str = "fadd") -> list[str]:
-    """Return LLVM instructions that add the vectors %n0, %n1, ... to %t{terms - 1}."""
+    """Return LLVM instructions that sum `terms` vectors, %n0, %n1 and so on.
+
+    The name of the sum is `%t` followed by `terms - 1`, such as `%t3` for four vectors.
+    """
     first = [f"  %t1 = {add} {vector} %n0, %n1"]
     return first + [f"  %t{i} = {add} {vector} %t{i - 1}, %n{i}" for i in range(2, terms)]
 

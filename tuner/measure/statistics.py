@@ -165,10 +165,11 @@ class Comparison(JsonValue):
 
 
 def may_be_faster(ratios: Sequence[float], pairs: int) -> bool:
-    """Whether a comparison of `pairs` pairs can still have the outcome FASTER.
+    """Whether a comparison that consists of `pairs` pairs can still have the outcome FASTER.
 
-    `ratios` are the ratios of the pairs that have run. If the result is false, the comparison can
-    end early: even the best possible ratios in the remaining pairs would not suffice.
+    `ratios` are the time ratios of the pairs that have run so far. If the result is false, the
+    comparison can end early: even the best possible ratios in the remaining pairs would not
+    suffice.
     """
     left = (0.0,) * (pairs - len(ratios))
     return Comparison("", (*ratios, *left)).outcome is Outcome.FASTER

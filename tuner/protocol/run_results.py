@@ -43,7 +43,8 @@ class Race:
 
     Attributes:
         incumbent_seconds: the time of the incumbent's fastest run.
-        comparisons: the comparison of each other variant with the incumbent, in their order.
+        comparisons: the comparison of each other variant with the incumbent, in the order of the
+            variants.
         worker: the id of the worker that ran all variants; empty if several workers did, or none.
     """
 

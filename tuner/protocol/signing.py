@@ -1,8 +1,9 @@
 """Verification of signed leases: the bytes that are signed, and Ed25519 (RFC 8032, section 5.1.7).
 
-The verifier uses only the standard library, because a device may have no other one. Its running
-time depends on its arguments, but reveals no secret, because public keys, messages and signatures
-are public. The service signs leases with a library (`service.signing`).
+The verifier uses only Python's standard library, because a device may have no cryptographic
+library. The running time depends on the arguments, but reveals no secret, because public keys,
+messages and signatures are public. The service signs leases with such a library
+(`service.signing`).
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _sum(one: _Point, other: _Point) -> _Point:
 
 
 def _two_products(first: int, one: _Point, second: int, other: _Point) -> _Point:
-    """Return the point [first]one + [second]other, a sum of two multiples of curve points."""
+    """Return the point `first * one + second * other`, a sum of two multiples of curve points."""
     both = _sum(one, other)
     found = _ZERO
     for bit in reversed(range(max(first.bit_length(), second.bit_length()))):

@@ -117,9 +117,10 @@ class Bayesian:
     ) -> tuple[dict[str, float], list[Opinion]]:
         """Return the prior: the expected log seconds of each algorithm, and the other predictors.
 
-        If estimates are not trusted, they initially have no weight, which increases if measurements
-        agree with them. The distance from the default schedule is then not used at all, because the
-        default is chosen for the same target. So the first candidates are spread over the space.
+        The option `estimates` is off for devices that differ from their target. Then the estimates
+        have no weight until measurements agree with them. The distance from the default schedule is
+        not used at all, because the default is chosen for the target, too. So the first candidates
+        are spread over the space.
 
         Args:
             estimates: estimated log seconds by schedule.

@@ -31,8 +31,10 @@ class _Member:
     """A strategy with the counts of its successes and failures.
 
     Attributes:
-        improved: number of its suggestions that improved on the best time, with decreasing weights.
-        failed: number of its other suggestions, with the same weights. Both start from a prior.
+        improved: number of its suggestions that improved on the best time. A suggestion counts
+            less, the more results of other suggestions have arrived since then.
+        failed: number of its other suggestions, counted in the same way. Both numbers start from
+            prior values, not from 0.
     """
 
     search: SearchStrategy

@@ -32,8 +32,6 @@ def found_compiler() -> str | None:
 def host_compiler() -> list[str]:
     """Return the command of the C compiler installed on this machine, as a list of words.
 
-    Its binaries link this machine's libraries.
-
     Raises:
         FileNotFoundError: if no compiler is found.
     """

@@ -497,7 +497,8 @@ class Harness:
     def _send(self, message: Mapping[str, Any], data: Bytes = b"") -> None:
         """Send a message to the harness, followed by the blob that it announces, if any.
 
-        If the device does not read for too long, `_watch` kills the harness, which ends this call.
+        If the device reads nothing for too long, another thread kills the harness, and this call
+        fails.
 
         Raises:
             DeviceLost: if the connection ends.
@@ -568,7 +569,7 @@ class Harness:
     def _listen(self, connection: _Connection) -> None:
         """Receive the harness's messages until it ends or one is malformed; runs in its own thread.
 
-        Log lines and states are processed here; other messages are put into `said`.
+        Log lines and states are processed here. Other messages are put into the connection's queue.
         """
         assert connection.process.stdout is not None
         try:
