@@ -111,7 +111,7 @@ class RunLimits:
         return left is not None and left <= self.finals_seconds(tasks) / 2
 
     def look_after_device(self, trials: Sequence[Trial]) -> None:
-        """End the run if the device was lost in all trials of LOST_BATCHES consecutive batches.
+        """Set `ended` if the device was lost in all trials of LOST_BATCHES consecutive batches.
 
         The method is called for each finished batch; `trials` are the batch's trials.
         """

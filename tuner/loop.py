@@ -235,9 +235,10 @@ class _TuningRun:
         return known, recorded
 
     def _send_defaults(self) -> None:
-        """Send the default schedules of tasks without trials, as far as the pipeline accepts them.
+        """Send the default schedules of tasks without trials, until the pipeline is full.
 
-        At the start of a run, they are built while `bounds` measures the machine.
+        At the start of a run, they are built while the function `bounds` (see `tune`) measures the
+        machine.
         """
         # These batches have one candidate each: a few of them would leave most builders idle.
         least = self._options.batch_size
@@ -247,7 +248,7 @@ class _TuningRun:
                 return
 
     def _ask_bounds(self) -> None:
-        """Call `bounds`, which measures the machine, and set the lower bounds of all tasks."""
+        """Call the function `bounds` (see `tune`), and set the lower bounds of all tasks."""
         if self._bounds is not None:
             with timed(self._timings, "bounds"):
                 self._board.bound(self._bounds())

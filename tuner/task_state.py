@@ -204,7 +204,8 @@ class TaskState:
     def schedule(self) -> None:
         """Initialise `progress`, the data for the task scheduler, with the known measurements.
 
-        Tasks that have the same algorithms are similar (`Profile.kind`).
+        The task's kind (`Profile.kind`) is the set of algorithms in its schedule space, so tasks
+        with the same algorithms count as similar.
         """
         kind = frozenset(space.algorithm for space in self.task.space.subspaces)
         operations = max(self.operations, 1.0)

@@ -89,9 +89,9 @@ class ComputeCosts:
         counts: unweighted number of vector instructions by kind, in the order of `accesses.KINDS`.
         lanes: elements per vector; 1 for scalar code.
         useful: fraction of the lanes whose results are needed.
-        accumulators: vectors that hold sums in registers during a reduction.
-        operands: vectors that one step of the innermost reduction loads. They need registers in
-            addition to the accumulators.
+        accumulators: number of vectors that hold sums in registers during a reduction.
+        operands: number of vectors that one step of the innermost reduction loads. They need
+            registers in addition to the accumulators.
         points: vector operations of the register tile, unrolled reduction steps included.
         reduce_trips: product of the trip counts of all reduction loops.
         outer_trips: executions of the register tile.
@@ -180,7 +180,7 @@ class ComputeCosts:
 
     @cached_property
     def totals(self) -> tuple[float, float, float, float]:
-        """Return this statement's contribution to the first four features of TOTAL_COLUMNS.
+        """Return this statement's contribution to four features that are sums over a whole nest.
 
         The four numbers are vector operations, vector and broadcast loads, scattered loads and
         stores, and all stores.

@@ -57,7 +57,8 @@ class Estimate:
 
     Attributes:
         seconds: the estimated time.
-        parts: the cycles of each entry of PARTS, summed over all statements and threads.
+        parts: the cycles, summed over all statements and threads, divided into the parts that PARTS
+            names, such as "loads" and "spills".
     """
 
     seconds: float
@@ -96,14 +97,17 @@ def _cost(
 ) -> tuple[float, tuple[float, ...]]:
     """Return the cycles of a statement on the busiest thread, and its cycles on all threads.
 
-    The second value is a tuple with the cycles of each entry of PARTS.
+    The second value is divided into the parts that PARTS names, such as "loads" and "spills".
     """
     parts = (*_core(statement, in_program_order, machine), *_behind(statement, machine))
     return _with_memory(statement, parts) * _share(statement, threads), parts
 
 
 def _core(statement: ComputeCosts, in_program_order: bool, machine: Machine) -> list[float]:
-    """Return the core cycles of a statement in one run of the nest, in the order of CORE_PARTS."""
+    """Return the core cycles of a statement in one run of the nest, divided into CORE_PARTS.
+
+    CORE_PARTS names the parts, such as "loads" and "spills".
+    """
     core = [0.0] * len(CORE_PARTS)
     counted = statement.loop_counts
     tile = RegisterTile(statement, in_program_order, machine)
@@ -162,7 +166,7 @@ def _share(statement: ComputeCosts, threads: int) -> float:
 def _with_memory(statement: ComputeCosts, parts: Sequence[float]) -> float:
     """Return the total cycles of a statement, whose core cycles and memory cycles overlap.
 
-    `parts` are the cycles of the statement in the order of PARTS.
+    `parts` are the cycles of each part that PARTS names.
     """
     waiting = 1 + statement.footprints[0] / LINE_BYTES / _BURST_LINES
     near, *far = parts[_BEHIND_CACHES]

@@ -469,10 +469,11 @@ def _own_columns(
 
 
 def _intensities(statement: ComputeCosts) -> Iterable[float]:
-    """Yield CURVE samples of a statement's arithmetic intensity (operations per byte touched).
+    """Yield the arithmetic intensity of a statement (operations per byte touched) at loop depths.
 
-    The first sample is for the register tile alone, the last one for all loops around it. Samples
-    between loops are interpolated linearly. All values are base-2 logarithms.
+    There are CURVE values, for evenly spaced depths: the first is for the register tile alone, the
+    last for all loops around it. Values between two loops are interpolated linearly. All are base-2
+    logarithms.
     """
     operations = statement.points * statement.lanes
     curve = []
@@ -505,7 +506,7 @@ def _buffer(use: BufferUse) -> list[float]:
 
 
 def _totals(nest: LoopNest, found: Sequence[ComputeCosts], order: Sequence[int]) -> list[float]:
-    """Return the values of TOTAL_COLUMNS: the features that cover all statements of a nest.
+    """Return the features that cover all statements of a nest; TOTAL_COLUMNS has their names.
 
     `order` has the positions of the statements in `found`, in decreasing order of their weight.
     """

@@ -97,9 +97,10 @@ class RegisterTile:
         self._window = _window(statement, in_program_order) if statement.is_reduction else None
 
     def parts(self, case: TileCase) -> tuple[float, ...]:
-        """Return the cycles of one execution of a tile of size `case`, in the order of CORE_PARTS.
+        """Return the cycles of one execution of a tile of size `case`, divided into CORE_PARTS.
 
-        All reduction steps of the execution are included.
+        CORE_PARTS names the parts, such as "loads" and "spills". All reduction steps of the
+        execution are included.
         """
         statement, machine, core = self._statement, self._machine, self._machine.core
         if statement.depth_groups and machine.tiles is not None:
@@ -140,7 +141,7 @@ class RegisterTile:
         )
 
     def _in_matrices(self, case: TileCase, tiles: TileRegisters) -> tuple[float, ...]:
-        """Return the cycles of a matrix product in AMX tile registers, in the order of CORE_PARTS.
+        """Return the cycles of a matrix product in AMX tile registers, divided into CORE_PARTS.
 
         The core loads and multiplies one row of a tile register at a time. The epilogue reads the
         sums from memory, because vector instructions cannot read tile registers.

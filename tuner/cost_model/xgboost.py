@@ -252,7 +252,7 @@ class XGBoostModel:
         return found
 
     def _derivatives(self, ordered: Sequence[Sample]) -> AllPairs | None:
-        """Return the custom objective for training samples ordered by `_by_task`.
+        """Return the custom objective for training samples that are sorted by task.
 
         Return None if the objective is built into XGBoost.
         """
@@ -263,15 +263,15 @@ class XGBoostModel:
     def _start(self, rows: np.ndarray) -> np.ndarray | None:
         """Return the initial score of each row, (number,), to which the trees add corrections.
 
-        With ALL_PAIRS, the score follows from the estimated time. With other objectives, return
-        None: XGBoost then chooses one initial score for all rows.
+        With the objective ALL_PAIRS, the score follows from the candidate's estimated time. With
+        other objectives, return None: XGBoost then chooses one initial score for all rows.
         """
         if self._objective is not Objective.ALL_PAIRS:
             return None
         return np.asarray(-_TRUST * rows[:, _ESTIMATE], dtype=np.float32)
 
     def _matrix(self, ordered: Sequence[Sample]) -> Any:
-        """Convert samples ordered by `_by_task` to an `xgboost.DMatrix` with labels.
+        """Convert samples that are sorted by task to an `xgboost.DMatrix` with labels.
 
         The label is the normalised throughput. XGBoost's ranking objectives get the task as
         query id.

@@ -418,7 +418,7 @@ def _prepare(with_compiler: bool, parent: int) -> None:
     """Initialise a builder process: watch its parent, lower its priority, load the compiler.
 
     With a lower priority, builds do not delay measurements and the tuner. The compiler is loaded
-    here, which takes a second, so that this time does not count as the first candidate's.
+    here, which takes a second, so that the build time of the first candidate does not include it.
     `with_compiler` is false for compile functions without the compiler; `parent` is a process id.
     """
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

@@ -105,9 +105,10 @@ class ExpectedOutput:
 def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:
     """Generate random inputs for a workload and compute its expected output.
 
-    `draw` is an index of DRAWS, which selects the set of inputs. If the output is not finite, for
-    example because of the logarithm of a negative number, inputs from a narrower distribution are
-    used instead: with an expected output of NaNs, the check would not detect errors.
+    `draw` selects one of several sets of inputs; DRAWS has their distributions. If the output is
+    not finite, for example because of the logarithm of a negative number, inputs from a narrower
+    distribution are used instead: with an expected output of NaNs, the check would not detect
+    errors.
     """
     seed = BASE_SEED + SEED_STEP * draw
     wide = (Distribution.WIDE,) if DRAWS[draw] is Distribution.WIDE and _is_wide(workload) else ()
@@ -309,7 +310,7 @@ def _before_offsets(graph: Graph, value: str) -> str:
 
 
 def _index_bounds(workload: Workload) -> dict[str, int]:
-    """Return, for each input that has the indices of a gather, the exclusive upper bound."""
+    """Return, for each input that has the indices of a gather, their exclusive upper bound."""
     bounds: dict[str, int] = {}
     for node in workload.graph.nodes:
         if node.op == "gather":

@@ -80,8 +80,9 @@ class ReferenceLimit:
     def refusal(self, workload: Workload) -> str:
         """Return why the expected output of a workload is too expensive to compute.
 
-        The text is the end of a sentence. It is empty if the limits of memory and operations are
-        not exceeded. The workload must have fixed sizes.
+        The text is the end of a sentence, such as "needs 9 GiB, the limit is 4 GiB". It is
+        empty if the limits of memory and operations are not exceeded. The workload must have fixed
+        sizes.
         """
         needed = reference_bytes(workload)
         if needed > self.bytes:

@@ -36,7 +36,7 @@ class NoReference:
     """A result that states why an expected output could not be computed.
 
     Attributes:
-        reason: the reason, as the end of a sentence.
+        reason: the reason, as the end of a sentence that starts with "the reference of".
         ended: whether the output was not computed because the job has ended, which is not a
             failure.
     """
@@ -165,9 +165,9 @@ class ReferenceCache:
     ) -> Prepared:
         """Start to compute the expected outputs with which candidates are checked in a phase.
 
-        In screening, there is one set of random inputs for each size point. In other phases, the
-        remaining sets of DRAWS are added, with the sizes of the middle point. Candidates are timed
-        only on the first set of each point.
+        In screening, there is one set of random inputs for each size point. In other phases, two
+        more sets are added, with the sizes of the middle point; they have other seeds and
+        distributions (DRAWS). Candidates are timed only on the first set of each point.
         """
         asked = tuple(_asked(phase, points))
         made = tuple(self.begin(_at(workload, point), draw) for point, draw in asked)
@@ -176,15 +176,15 @@ class ReferenceCache:
     def get(self, workload: Workload, draw: int = 0) -> ExpectedOutput | NoReference:
         """Compute the expected output of a workload, unless it is cached, and return it.
 
-        `draw` is an index of DRAWS, which selects the set of random inputs.
+        `draw` selects one of several sets of random inputs; DRAWS has their distributions.
         """
         return _outcome(self.begin(workload, draw))
 
     def begin(self, workload: Workload, draw: int) -> Future[ExpectedOutput | NoReference]:
-        """Return a future for an expected output, and start to compute it if this is necessary.
+        """Return a future for an expected output.
 
-        It is not necessary if the output is cached or is already being computed. `draw` is an index
-        of DRAWS, which selects the set of random inputs.
+        Start to compute the output unless it is cached or is already being computed. `draw` selects
+        one of several sets of random inputs; DRAWS has their distributions.
         """
         identity = workload.key, draw
         with self._lock:
@@ -210,7 +210,7 @@ class ReferenceCache:
     ) -> ExpectedOutput | NoReference:
         """Compute an expected output in a child process, and wait for it; a failure is not cached.
 
-        Runs in the thread of the `_Lane` to which the child belongs.
+        Each child process has a thread that waits for it, which calls this method.
         """
         made: ExpectedOutput | str = "cannot be computed"
         try:
@@ -261,8 +261,8 @@ class _Lane:
 def computed(text: str, draw: int) -> ExpectedOutput:
     """Compute the expected output of a workload; called in the child process.
 
-    `text` is the workload's text (`Workload.text`). `draw` is an index of DRAWS, which selects the
-    set of random inputs.
+    `text` is the workload's text (`Workload.text`). `draw` selects one of several sets of random
+    inputs; DRAWS has their distributions.
     """
     return make_reference(Workload.parse(text), draw)
 
@@ -285,7 +285,7 @@ def _at(workload: Workload, point: SizePoint) -> Workload:
 
 
 def _asked(phase: Phase, points: Sequence[SizePoint]) -> list[tuple[SizePoint, int]]:
-    """Return the size point and the index in DRAWS of each set of random inputs for a phase."""
+    """Return the sets of random inputs for a phase: the size point and index in DRAWS of each."""
     first = [(point, 0) for point in points]
     if phase is Phase.SCREEN:
         return first

@@ -67,8 +67,8 @@ _OutputError = Annotated[
 class _Race:
     """The JSON form of a `Race`.
 
-    Each comparison consists of the id of the variant with which a variant was compared, and the
-    time ratios.
+    Each comparison consists of the id of the incumbent, with which the variant was compared, and
+    the ratios of their times.
     """
 
     incumbent_seconds: float

@@ -13,7 +13,8 @@ from tilewright.tuner.search.protocol import Observed, Suggestion
 class Memory:
     """The suggested and measured candidates of one task, and a source of new random candidates.
 
-    Of several candidates with the same code, only the first one is in `seconds`.
+    The attribute `seconds` has the fastest time of each measured schedule. Of several schedules
+    with the same code, it has only the first one.
     """
 
     def __init__(self, space: ScheduleSpace, rng: random.Random) -> None:

@@ -35,7 +35,7 @@ TARGETS = tuple(family.name for family in families() if not family.modules)
 
 
 def zig_compiler(target: str, library: str = "musl") -> list[str]:
-    """Return the command of zig's C compiler that generates code for one of TARGETS.
+    """Return a command that compiles C with zig for a target: an architecture such as `aarch64`.
 
     `library` is the C library. With `musl`, binaries are static and run on every Linux and on
     Android. `gnu` is the library of most distributions.
@@ -52,10 +52,10 @@ class HarnessError(CompilerError):
 
 
 def harness(target: str, folder: Path) -> Path:
-    """Return the path of an executable harness for one of TARGETS.
+    """Return the path of an executable harness for a target: an architecture such as `aarch64`.
 
-    A harness in `folder` is used if there is one, otherwise the package's. If the latter is not
-    executable, it is copied into `folder`. If the package has no harness for the target, one is
+    If `folder` has such a harness, it is used; otherwise, the package's. If the package's file is
+    not executable, it is copied into `folder`. If the package has no harness for the target, one is
     compiled into `folder`. This takes seconds with the compiler of this machine, and a minute with
     zig.
 
@@ -84,7 +84,7 @@ def harness(target: str, folder: Path) -> Path:
 
 
 def _packaged(target: str) -> Path | None:
-    """Return the path of the package's harness for one of TARGETS; None if there is none.
+    """Return the path of the package's harness for a target; None if the package has none.
 
     The file name contains the target or, if the harness was built when the package was installed,
     the operating system's name of the architecture, such as `arm64` for `aarch64`.
@@ -134,10 +134,10 @@ def harness_folder(environment: Mapping[str, str], other: Path | None = None) ->
 
 
 def _build_with_any(target: str, output: Path) -> None:
-    """Compile a harness for one of TARGETS with the first compiler that succeeds.
+    """Compile a harness for a target with the first compiler that succeeds.
 
     Raises:
-        HarnessError: if every compiler fails, or there is none.
+        HarnessError: if every compiler fails, or this machine has none.
     """
     commands = list(_commands(target))
     reason = ""

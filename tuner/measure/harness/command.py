@@ -295,7 +295,7 @@ def _send(process: subprocess.Popen[bytes], text: str) -> None:
 
 
 def target_of(machine: str) -> str:
-    """Return the target (one of TARGETS) of a machine, given the output of `uname -m` on it.
+    """Return the target of a machine, such as `aarch64`, given the output of `uname -m` on it.
 
     Raises:
         ViaError: if no harness exists for this type of machine.
