@@ -58,8 +58,8 @@ def search_effort(seconds: float | None, tasks: int, points: int) -> float:
 class RunLimits:
     """Checks during a tuning run whether one of its limits has been reached.
 
-    The limits are the time budget, the expected gain, the target time, and the number of lost
-    batches. `ended` has the limit that was reached.
+    The limits are the time budget, the expected gain, the model's target time, and the number of
+    consecutive batches in which the device was lost. `ended` states which limit was reached.
     """
 
     def __init__(self, options: TuneOptions, clock: Callable[[], float]) -> None:

@@ -467,8 +467,8 @@ class _TuningRun:
         The record is a candidate that is significantly faster than the incumbent, or else the
         incumbent itself. Only a trial with a certificate can become a record. If the device was
         lost, the comparison is repeated. If all finalists failed, the next fastest candidates are
-        compared. Otherwise every later run would compare the same failing finalists, and no model
-        with such a task could be tuned.
+        compared. (Without this rule, every later run would compare the same failing finalists, and
+        no model with such a task could be tuned.)
         """
         winner = winner_of(trials)
         if winner is not None:

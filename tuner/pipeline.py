@@ -193,7 +193,10 @@ class Pipeline:
         )
 
     def discard(self, request: MeasureRequest) -> None:
-        """Cancel a request of an earlier process that is no longer needed; ignore its result."""
+        """Cancel a request that an earlier process sent and that is no longer needed.
+
+        If its result arrives nevertheless, the result is ignored.
+        """
         self._runner.cancel([request.request_id])
         self._runner.acknowledge([request.request_id])
 

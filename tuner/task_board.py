@@ -164,7 +164,7 @@ class TaskBoard:
         """Return the tasks whose finalists are to be compared, in the order of the comparisons.
 
         The tasks that take the most time of an inference come first. Tasks with a single finalist
-        come last: there is nothing to choose, so if the time does not suffice, least is lost.
+        come last, because they have nothing to choose from.
         """
         waiting = [state for state in self._states if state.needs_finals]
         return sorted(

@@ -46,7 +46,7 @@ class TaskState:
         measured: the best measurement of each schedule, from this job or others. A failure replaces
             earlier measurements.
         by_object: one measurement for each code digest.
-        retries: schedules to measure again, because the device was lost with them.
+        retries: schedules to measure again, because the device was lost during their measurement.
         serials: number of measurements of each schedule in each phase, for trial ids.
         requested: schedules that were sent to be measured.
         known: the ids of the trials that are included in this state.
@@ -277,10 +277,10 @@ class TaskState:
     def suggest(self, count: int) -> list[Suggestion]:
         """Return up to `count` candidates to measure next, and record them as requested.
 
-        The first call returns only the default schedule. Later calls return candidates whose device
-        was lost, and then suggestions of the search. The default comes first because ranking the
-        first candidates of a task takes longer than measuring its default, and a small time budget
-        may end in between.
+        The first call returns only the default schedule. Later calls return candidates to measure
+        again, because the device was lost during their measurement, and then suggestions of the
+        search. The default comes first because ranking the first candidates of a task takes longer
+        than measuring its default, and a small time budget may end before the ranking does.
         """
         if self.is_untried:
             default = self.task.space.default()

@@ -1,8 +1,8 @@
 """Accesses of a statement to each tensor in memory: bytes, cache lines, strides and reuse.
 
-The kinds of reuse follow Ansor (Zheng et al. 2020). A loop on which the address does not depend
-accesses the same elements in each iteration. Without such a loop, an earlier statement may have
-brought the elements into a cache.
+The kinds of reuse follow Ansor (Zheng et al. 2020). With LOOP reuse, a loop on which the address
+does not depend accesses the same elements in each iteration. With SERIAL reuse, no such loop
+exists, but an earlier statement may have brought the elements into a cache.
 """
 
 from __future__ import annotations

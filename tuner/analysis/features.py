@@ -173,7 +173,7 @@ class TargetFacts:
     tiles: TileRegisters | None = None
 
     def columns(self) -> list[float]:
-        """Return the feature values for TARGET_COLUMNS, in their order."""
+        """Return the features that describe the machine; TARGET_COLUMNS has their names."""
         return [
             float(self.vector_bits),
             float(self.vector_registers),

@@ -84,8 +84,7 @@ def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCa
 class RegisterTile:
     """Estimates how many core cycles one execution of a statement's register tile takes.
 
-    An execution includes all reduction steps. `in_program_order` is whether the points of the tile
-    are computed in program order instead of the greedy order.
+    An execution includes all reduction steps. `in_program_order` is as in `PlacedCompute`.
     """
 
     def __init__(self, statement: ComputeCosts, in_program_order: bool, machine: Machine) -> None:
@@ -278,8 +277,7 @@ class _Window:
             outputs read the same elements.
         waiting: number of elements that the tile reads for one of these positions. It reads most of
             them again for the next position.
-        in_program_order: whether the points of the tile are computed in program order instead of
-            the greedy order.
+        in_program_order: as in `PlacedCompute`.
     """
 
     places: int

@@ -346,7 +346,10 @@ def _sums_bytes(node: Node) -> bool:
 
 
 def _sum_size(workload: Workload, node: Node, terms: int) -> float:
-    """Return the root mean square of a node's sums of `terms` products of random integers."""
+    """Return the root mean square of the sums that a node computes from random integers.
+
+    Each sum has `terms` products of two integers.
+    """
     root = math.sqrt(terms)
     if workload.graph.types[node.inputs[0]].dtype in INT8_TYPES:
         return BYTE_PRODUCT * root

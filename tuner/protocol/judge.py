@@ -182,8 +182,8 @@ def _check_candidate(
 def _check_at_sizes(request: MeasureRequest, found: Measurement, place: str) -> None:
     """Check a measurement's times at each of the request's sizes.
 
-    The weighted sums of these times must be the total times of the measurement. `place` is the path
-    of the field in the result, for the error message.
+    For each sample, the weighted sum of its times at all sizes must be the sample's total time.
+    `place` is the path of the field in the result, for the error message.
     """
     asked = tuple((case.sizes, case.weight) for case in request.timed)
     _require(found.distribution == asked, place, "are not the request's")

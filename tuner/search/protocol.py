@@ -23,7 +23,7 @@ class SearchContext:
         model: the cost model of the run.
         rng: the only source of randomness of the strategy.
         estimates: whether candidates are ranked by estimated times until the model is trained. If
-            false, all candidates are equal until then.
+            false, all candidates have the same score until then.
     """
 
     space: ScheduleSpace

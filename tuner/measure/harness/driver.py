@@ -399,9 +399,10 @@ class Harness:
     def _given(
         self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
-        """Send blobs with `_give`; if a blob cannot be read, end the harness.
+        """Send the blobs with the given digests; if one cannot be read, end the harness.
 
-        Otherwise the harness would wait forever for this blob.
+        The harness would otherwise wait forever for this blob. Return false if the work was
+        cancelled.
         """
         try:
             return self._give(digests, blobs, cancelled)

@@ -29,7 +29,7 @@ harness."""
 
 @contextmanager
 def harness_here(log: Log, device: Mapping[str, Any] | None = None) -> Iterator[Harness]:
-    """Provide a harness for this machine, whose candidates may use all cores.
+    """Provide a harness that runs candidates on all cores of this machine.
 
     At exit, the harness is ended, and its blobs are deleted.
 
