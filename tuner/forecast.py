@@ -239,7 +239,10 @@ class ForecastError:
 
 
 def seconds_of(curves: Sequence[Curve]) -> float:
-    """Return the time of one inference with the best kernels so far, in seconds."""
+    """Return the time of one inference with the best kernels so far, in seconds.
+
+    `curves` are the states of all tasks.
+    """
     return sum(curve.weight * curve.best_seconds for curve in curves)
 
 

@@ -245,7 +245,7 @@ def _count(interval: Dimension) -> int:
 
 
 def _ratio(dimension: Dimension) -> float:
-    """Return the length of an interval on a logarithmic scale."""
+    """Return the length of an interval on a logarithmic scale, log((largest + 1) / smallest)."""
     ended = _ended(dimension)
     return math.log(((ended.high or 0) + 1) / max(ended.low, 1))
 

@@ -25,7 +25,7 @@ earlier releases can be read."""
 class ReplayError(CompilerError):
     """Raised if a run cannot be replayed.
 
-    Either it did not end, or the code that makes its decisions has changed.
+    Either the run did not end, or the code that makes a run's decisions has changed since then.
     """
 
 

@@ -141,8 +141,8 @@ class TaskState:
     def may_be_compared(self) -> bool:
         """Whether the comparison of the task's finalists can start.
 
-        If a relative is searched in place of this task, its schedules are among the finalists. Then
-        the comparison must wait until the relative has a record, or cannot get one.
+        If a relative is searched in place of this task, the relative's schedules are among the
+        finalists. Then the comparison must wait until the relative has a record, or cannot get one.
         """
         lead = self.lead
         if lead is None or lead.finished or lead.decided:

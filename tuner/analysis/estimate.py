@@ -158,7 +158,7 @@ def traffic(statement: ComputeCosts, cache_bytes: Sequence[int]) -> tuple[float,
 
 
 def _share(statement: ComputeCosts, threads: int) -> float:
-    """Return the fraction of the work that the busiest thread does."""
+    """Return the fraction of a statement's work that the busiest of `threads` threads does."""
     tiles = max(1, statement.parallel_tiles)
     return -(-tiles // threads) / tiles
 

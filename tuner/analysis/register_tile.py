@@ -273,8 +273,8 @@ class _Window:
 
     Attributes:
         places: number of distinct input elements (or vectors) that the register tile reads.
-        taps: number of window positions along the outermost window axis along which neighbouring
-            outputs read the same elements.
+        taps: number of window positions along one window axis: the outermost axis for which
+            neighbouring outputs read the same elements.
         waiting: number of elements that the tile reads for one of these positions. It reads most of
             them again for the next position.
         in_program_order: as in `PlacedCompute`.
@@ -309,9 +309,9 @@ class _Window:
 
 
 def _window(statement: ComputeCosts, in_program_order: bool) -> _Window | None:
-    """Return the statement's convolution window; None if it has none with shared elements.
+    """Return the convolution window of a statement whose outputs share input elements.
 
-    Elements are shared if several outputs of the register tile read the same input element.
+    Return None if no two outputs of the register tile read the same input element.
     """
     counted = statement.loop_counts
     for use in statement.uses:

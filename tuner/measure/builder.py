@@ -303,9 +303,9 @@ class _PooledBuild:
 class _Process(SpawnProcess):
     """A builder process that ignores Ctrl-C in the terminal; only its parent ends it.
 
-    Otherwise an interrupted build would be recorded as a failure of the candidate. SIGINT is
-    blocked before the process starts, because the process needs a second for imports before it can
-    set a handler.
+    If Ctrl-C ended a build, the tuner would record a failure of the candidate. SIGINT is blocked
+    before the process starts, because the process needs a second for imports before it can set a
+    handler.
     """
 
     def start(self) -> None:
@@ -444,9 +444,9 @@ def load_compiler() -> None:
 def _end_with(parent: int) -> None:
     """Wait until the process `parent` ends, then end this process at once.
 
-    It runs in a thread, so that even a build in progress is aborted. Linux's own mechanism
-    (PR_SET_PDEATHSIG) is not suitable: it reacts to the end of the thread that created the process,
-    and this may be the thread of a single job.
+    The function has its own thread, so that even a build in progress is aborted. Linux's own
+    mechanism (PR_SET_PDEATHSIG) is not suitable: it reacts to the end of the thread that created
+    the process, and this may be the thread of a single job.
     """
     while os.getppid() == parent:
         time.sleep(_PARENT_SECONDS)

@@ -94,8 +94,9 @@ class ReferenceCache:
     """A thread-safe cache that computes the expected outputs of workloads for one job.
 
     Two child processes, started on demand, compute the outputs: one for outputs that are quick to
-    compute, and one for all others. If a computation fails, its callers get the reason, and a later
-    call repeats it. The cache is a context manager, which ends running computations at exit.
+    compute, and one for all others. If a computation fails, the callers that wait for it get the
+    reason, and a later call repeats the computation. The cache is a context manager, which ends
+    running computations at exit.
     """
 
     def __init__(

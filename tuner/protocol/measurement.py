@@ -59,10 +59,9 @@ class Status(StrEnum):
 
     @property
     def says_something_of_the_candidate(self) -> bool:
-        """Whether the outcome depends only on the candidate.
+        """Whether the candidate alone caused the outcome, so that a repetition would not change it.
 
-        Then it makes no sense to measure the candidate again. The outcome does not depend on the
-        candidate if, for example, the worker was lost.
+        False if the cause may be another one, for example if the worker was lost.
         """
         return self not in (Status.NO_REFERENCE, Status.WORKER_LOST, Status.CANCELLED)
 

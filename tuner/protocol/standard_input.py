@@ -1,6 +1,6 @@
 """Names of the messages between the harness and the agent, the process that controls it.
 
-They communicate through the harness's standard input and output.
+The two processes communicate through the harness's standard input and output.
 `tuner/measure/harness/serve.c` documents the messages.
 """
 
