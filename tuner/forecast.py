@@ -226,7 +226,8 @@ class ForecastError:
     """The accuracy of a run's forecasts. All gains are fractions of the model's time.
 
     `checks` is the number of forecasts that were compared with the actual gain. `expected` is the
-    mean of these forecasts, and `gained` is the mean of the actual gains.
+    mean of these forecasts, `gained` is the mean of the actual gains, and `absolute_error` is the
+    mean absolute difference between a forecast and the actual gain.
     """
 
     checks: int

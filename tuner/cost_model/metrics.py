@@ -31,7 +31,7 @@ class Scores(JsonValue):
 
     Attributes:
         pairwise: fraction of pairs in the correct order, among pairs whose times differ by more
-            than SAME; equal scores count half.
+            than the fraction SAME; equal scores count half.
         top1, top5: the fastest time of all candidates, divided by the fastest time among the 1 or 5
             candidates with the highest scores.
         recall30: fraction of the 30 fastest candidates that are among the 30 with the highest

@@ -123,8 +123,8 @@ def vector_bytes(target: Target) -> int:
 def peak_ir(target: Target) -> str:
     """Return LLVM IR of a function with which the peak rate of float32 arithmetic is measured.
 
-    `void peak(int64_t rounds, float *memory)` executes CHAINS independent fused multiply-adds on
-    registers per round. `memory` has 3 vectors and is 64-byte aligned.
+    `void peak(int64_t rounds, float *memory)` executes a fused multiply-add on each of CHAINS
+    independent vector registers per round. `memory` has 3 vectors and is 64-byte aligned.
     """
     lanes = target.lanes(DType.FLOAT32)
     vector = _vector(DType.FLOAT32, lanes)
