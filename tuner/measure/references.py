@@ -36,7 +36,8 @@ class NoReference:
     """A result that states why an expected output could not be computed.
 
     Attributes:
-        reason: the reason, as the end of a sentence that starts with "the reference of".
+        reason: the end of the sentence "the reference of 'NAME' ...", such as "needs 9 GiB, the
+            limit is 4 GiB".
         ended: whether the output was not computed because the job has ended, which is not a
             failure.
     """
