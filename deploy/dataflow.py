@@ -31,13 +31,13 @@ text.step { font-size: 11px; font-style: italic; fill: #555 }
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box of the diagram: the name of a value, and its column and row in the grid."""
+    """A box of the diagram: the name of a value or class, and its column and row in the grid."""
 
     name: str
     column: int
     row: int
     end: bool = False
-    """Whether it enters or leaves the system: it is not a frozen value."""
+    """Whether the value enters or leaves the compiler, such as the ONNX bytes."""
 
     @property
     def x(self) -> int:

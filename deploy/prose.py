@@ -6,8 +6,8 @@ sentence, or accept the phrase with a reason in deploy/prose.toml. A text withou
 still be unclear.
 
 The check fails in two cases. One is that a path in deploy/prose.toml has more than `limit`
-candidates per thousand words. The other is that a passage with lines added since the compared
-commit has a candidate.
+candidates per thousand words. The other is that a passage with a candidate contains lines that were
+added since the branch left main.
 
     python -m deploy.prose                      both rules
     python -m deploy.prose --since v0.1.0       the second rule since another commit
@@ -57,7 +57,7 @@ def _phrase(name: str, pattern: str, hint: str) -> Phrase:
 def _word(words: str, hint: str) -> Phrase:
     """Return a phrase that matches any of `words`, which are forms of one word separated by `|`.
 
-    The code base used the word in a sense that it does not have in common English.
+    Earlier texts of this repository used the word in an uncommon sense, so that readers misread it.
     """
     return _phrase(f"private word: {words.split('|')[0]}", rf"\b(?:{words})\b", hint)
 
@@ -228,7 +228,7 @@ def candidates(passage: Passage) -> Iterator[Candidate]:
 
 
 def found(texts: Iterable[Passage], configuration: Configuration) -> tuple[list[Candidate], int]:
-    """Search passages, and return the candidates that are not accepted and the number of words."""
+    """Return the candidates in `texts` that are not accepted, and the number of words in `texts`."""
     result, words = [], 0
     for passage in texts:
         words += passage.words
@@ -286,10 +286,10 @@ def in_added_lines(
 
 
 def compared_commit(root: Path = ROOT) -> str | None:
-    """Return the commit with which the working tree is compared.
+    """Return the commit since which added lines are checked.
 
-    It is the commit where the branch left main or, on main itself, the previous commit. The result
-    is None in a clone that has neither.
+    It is the commit where the current branch left main or, on main itself, the previous commit. The
+    result is None if the clone has neither of them.
     """
 
     def commit(*command: str) -> str | None:

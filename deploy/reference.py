@@ -53,7 +53,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """Format a text as a cell of a Markdown table, without line breaks and unescaped `|`."""
+    """Format a text as a cell of a Markdown table: escape `|`, and replace line breaks."""
     return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
 
 
@@ -63,7 +63,7 @@ def code(value: object) -> str:
 
 
 def prose(text: str | None) -> str:
-    """Format a docstring or help text for Markdown, with `<` escaped because it is not HTML."""
+    """Format a docstring or help text for Markdown; `<` is escaped, so that it starts no tag."""
     return inspect.cleandoc(text or "").replace("<", "&lt;").replace("::\n", ":\n")
 
 

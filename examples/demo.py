@@ -186,7 +186,7 @@ def _wait_for_interrupt(processes: Processes) -> None:
     """Wait for Ctrl-C or SIGTERM.
 
     Raises:
-        ProcessDied: if a process of the demo ends before.
+        ProcessDied: if a process of the demo ends before that.
     """
     ended: list[int] = []
     before = {s: signal.signal(s, lambda number, _: ended.append(number)) for s in _ENDING}

@@ -27,8 +27,8 @@ Logits = NDArray[np.float32]
 class Decoder:
     """A compiled decoder with a session that keeps its caches between steps.
 
-    The session does not copy the caches: each step only writes the rows of the new tokens. Caches
-    have a fixed capacity for all tokens, or grow.
+    The session does not copy the caches: each step only writes the rows of the new tokens. It
+    depends on the model whether the caches have a fixed capacity for all tokens, or grow.
 
     Args:
         model: the ONNX model.

@@ -60,7 +60,8 @@ class Network(torch.nn.Module):  # type: ignore[misc]  # torch is not installed 
 class Compiled(torch.nn.Module):  # type: ignore[misc]
     """A replacement for the transformer of a SentenceTransformer, which runs the compiled model.
 
-    It reads and writes the same features.
+    Like the transformer, it reads the features `input_ids` and `attention_mask`, and adds the
+    feature `token_embeddings`.
     """
 
     def __init__(self, path: Path) -> None:

@@ -20,7 +20,7 @@ names = [each.name for each in session.get_outputs()]
 def run(inputs: dict[str, Any]) -> dict[str, Any]:
     """Run the model on inputs from JSON, and return its outputs by name.
 
-    FastAPI calls this function in several threads at once, which the session supports.
+    FastAPI calls this function in several threads at once. `InferenceSession` supports this.
     """
     try:
         outputs = session.run(None, inputs)

@@ -185,7 +185,10 @@ class Artifact:
 
     @property
     def ranged(self) -> Program | None:
-        """The program with dynamic sizes of an unsegmented model; None if it does not exist."""
+        """The program that accepts ranges of sizes.
+
+        None if the model is segmented, or all programs have fixed sizes.
+        """
         if self.stages is not None:
             return None
         return next((e.program for e in self.programs if e.program.dimensions), None)
@@ -234,10 +237,11 @@ class Artifact:
         )
 
     def _ranged_at(self, sizes: Mapping[str, int]) -> Program | None:
-        """Return a copy of the program with dynamic sizes in which `sizes` are fixed.
+        """Return a copy of the program that accepts ranges, with its dimensions fixed to `sizes`.
 
-        The result is None if there is no such program, or `sizes` lacks a dimension, has an unknown
-        one, is outside a range, or contradicts the sizes that the program computes.
+        The result is None if there is no such program, or a size is missing, unknown or outside its
+        range. It is also None if the program computes a dimension from others, and `sizes` has a
+        different size for this dimension.
         """
         ranged = self.ranged
         known = {} if ranged is None else {d.name: d for d in ranged.dimensions}
@@ -253,7 +257,7 @@ class Artifact:
         return closed if agree else None
 
     def _ranges(self, ranged: Program) -> tuple[Dimension, ...]:
-        """Return the program's dimensions, and the dimensions computed from them, with ranges."""
+        """Return the ranges of the program's dimensions, and of dimensions computed from them."""
         return *ranged.dimensions, *self.ports.ranges
 
     @property
@@ -309,7 +313,7 @@ def read_artifact(path: str | Path) -> Artifact:
 
 
 def _read(path: Path) -> Artifact:
-    """Read and verify an artifact folder, as `read_artifact`.
+    """Read and verify an artifact folder, like `read_artifact`.
 
     A malformed manifest raises the error of the failed conversion, such as KeyError, which
     `read_artifact` converts to ArtifactError.
@@ -350,8 +354,13 @@ def _read(path: Path) -> Artifact:
 def _check_ports(kind: str, stated: Mapping[str, Dims], ports: Mapping[str, Port | None]) -> None:
     """Check that a program has the inputs or outputs that the manifest states.
 
-    Names, their order, and the number of dimensions must agree. In `ports`, an output that is a
-    list of arrays is None, and its dimensions are not checked.
+    Names, their order, and the number of dimensions must agree.
+
+    Args:
+        kind: `input` or `output`, for the error message.
+        stated: the dimensions of each input or output in the manifest.
+        ports: the inputs or outputs of the program. An output that is a list of arrays is None, and
+            its dimensions are not checked.
 
     Raises:
         ValueError: if the program and the manifest differ.

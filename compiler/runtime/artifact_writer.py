@@ -95,7 +95,8 @@ class ArtifactWriter:
         """Write all files except the weights, and return the artifact in the temporary folder.
 
         Args:
-            programs: the programs of the artifact; the first is the default.
+            programs: the programs of the artifact. `Artifact.executable` loads the first by
+                default.
             library: the linked shared library with the kernels of all programs.
             target: `Target.to_json()`.
             metadata: JSON data: model, schedules, record keys, versions.
@@ -197,8 +198,8 @@ def _hindrance(path: Path) -> str:
     """Return the reason why an existing path must not be replaced, for an error message.
 
     The result is empty for an empty folder and for an artifact folder. The presence of a
-    manifest.json does not suffice, because web pages have such a file too. A folder with files that
-    are not part of the artifact is not replaced either, because users may have added them.
+    manifest.json does not suffice, because web applications use this name too. A folder with files
+    that are not part of the artifact is not replaced either, because users may have added them.
     """
     names = {each.name for each in path.iterdir()} if path.is_dir() else {""}
     own = _own_files(path / MANIFEST) if MANIFEST in names else set()
@@ -232,7 +233,7 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 def replace_folder(staging: Path, path: Path) -> None:
     """Move the complete folder `staging` to `path`, and delete the folder that it replaces.
 
-    An existing folder at `path` is renamed first. If the move fails, its name is restored.
+    An existing folder at `path` is renamed first. If the move fails, its old name is restored.
     """
     if not path.exists():
         staging.rename(path)

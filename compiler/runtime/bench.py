@@ -142,8 +142,9 @@ def reference_seconds(threads: int = 1) -> tuple[float, float]:
     loads from 8 MiB. Each time is the minimum of three.
 
     An increase of the first time shows that the CPU throttles, an increase of the second that other
-    processes use its caches. The times are CPU time with one thread, and wall time with several.
-    The call takes about 2 ms.
+    processes use its caches. The code always runs on the calling thread. `threads` selects the
+    clock of the measurements with which the times are compared: CPU time for 1, otherwise wall
+    time. The call takes about 2 ms.
     """
     seconds = np.empty((REFERENCE_ROUNDS, 2), np.float64)
     zeros = _zeros()

@@ -134,8 +134,8 @@ class _ClassCodec:
     def compiled(self) -> Self:
         """Compile the reader and the writer on the first call, and return self.
 
-        A recursive class calls this again while it is being compiled. That call returns
-        immediately, before `read` and `write` exist.
+        If the class has fields of its own type, the compilation calls this method again. The inner
+        call returns immediately, before `read` and `write` exist.
         """
         if not self._done:
             with _compiling:
@@ -148,10 +148,10 @@ class _ClassCodec:
         return self
 
     def codec(self) -> Codec:
-        """Return a codec of this class, for a field of another class.
+        """Return the codec for fields that contain instances of this class.
 
-        If the class is still being compiled because it is recursive, the codec looks up `read` and
-        `write` when it is used.
+        If the class is still being compiled, because it has fields of its own type, the codec looks
+        up `read` and `write` when it is used.
         """
         if self.compiled()._done:
             return Codec(self.read, self.write)
@@ -405,11 +405,12 @@ def _mapping(key: Codec, one: Codec, length: Length) -> Codec:
 def _each(made: str, is_usual: str, items: str, length: Length) -> list[str]:
     """Return the source lines of a reader that converts all items of a list or an object.
 
-    If an item is malformed, the error contains its position, which is computed from the number of
-    items that the iterator `at` has left.
+    The lines name the data `data`, and iterate over the items with the variable `at`. If an item is
+    malformed, its position follows from the number of items that `at` has left, and is added to the
+    error.
 
     Args:
-        made: source of the result, an expression that consumes the iterator `at`.
+        made: source of the result, an expression that consumes `at`.
         is_usual: source of a test whether `data` has the expected JSON type.
         items: source of the iterable over the items.
         length: the allowed number of items.
@@ -440,7 +441,7 @@ def _union(kinds: tuple[Any, ...]) -> Codec:
     """Return the codec of a union type.
 
     Three kinds of unions are supported: a type or None; different scalars and at most one tuple
-    type, which are distinguished by their JSON type; and dataclasses (`_tagged`).
+    type, which are distinguished by their JSON type; and dataclasses, which `_tagged` handles.
     """
     if type(None) in kinds:
         others = [kind for kind in kinds if kind is not type(None)]
@@ -472,7 +473,7 @@ _WORDS = {
 
 
 def _json_type(annotation: Any) -> type:
-    """Return the Python type of the JSON data from which a member of a union is read.
+    """Return the Python type of a union member's JSON data, such as `list` for a tuple.
 
     Raises:
         TypeError: if the member is neither a scalar nor a tuple.
@@ -508,7 +509,8 @@ def _tagged(kinds: tuple[type, ...]) -> Codec:
         """Return the codec of each class, by the value of its constant or the name of its first
         field.
 
-        The table is built on first use, because a recursive class is not yet complete before.
+        The table is built on first use, because a class with fields of its own type is not yet
+        complete when this codec is created.
         """
         if tag:
             found = {_form(kind).constants[tag]: codec for kind, codec in codecs.items()}

@@ -100,7 +100,10 @@ class FunctionSource:
         return lines
 
     def compiled(self, parameters: str, what: str) -> Any:
-        """Compile the lines to a function with these parameters; `what` names it in tracebacks.
+        """Compile the lines to a function, and return the function.
+
+        `parameters` is the source of its parameter list, such as `data, scope`. `what` names it in
+        tracebacks.
 
         The source is safe to execute: it consists of field names and text of this module, and
         contains no input data.
@@ -181,8 +184,11 @@ def class_reader(kind: type, form: JsonForm, fields: Sequence[FormField]) -> Rea
 def row_reader(parts: list[tuple[Codec, str]], made: str, source: FunctionSource) -> Read:
     """Compile the function that reads a JSON list of fixed length.
 
-    `parts` has the codec of each item, and the item's path in error messages. `made` is the source
-    of the result, an expression over the items `a0`, `a1` and so on.
+    Args:
+        parts: the codec of each item, and the item's path in error messages.
+        made: the source of the result, an expression over the items `a0`, `a1` and so on.
+        source: the object to which the function's lines are added, with the objects that `made`
+            names.
     """
     source.values |= {"expected": expected}
     wrong = f"raise expected('a list of {len(parts)}', data)"

@@ -45,9 +45,9 @@ class SizedPort(NamedTuple):
     stored: tuple[int, ...]
 
     def rows_in(self, buffer: Array) -> Array:
-        """Return the view of the leading elements with the port's `shape`, without slack capacity.
+        """Return a view of the array in its buffer, without slack capacity.
 
-        `buffer` is an array of the shape `stored`.
+        `buffer` has the shape `stored`. The view is its leading part, of the shape `shape`.
         """
         return buffer[tuple(map(slice, self.shape))] if self.shape else buffer
 
@@ -128,7 +128,7 @@ class ProgramForm:
 
 
 def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    """Convert pairs of integers to an array (pairs, 2) for the C function `tw_fill`."""
+    """Convert n pairs of integers to an array of shape (n, 2) for the C function `tw_fill`."""
     return np.array(list(pairs), np.int64).reshape(-1, 2)
 
 

@@ -223,8 +223,8 @@ class Executable(Model):
     def rooms(self) -> tuple[tuple[int, ...], ...]:
         """For each slack capacity in `Program.rooms`, the indices of the outputs that have it.
 
-        The result is `()` if the program does not support slack. It is supported only if each
-        output with slack can share the memory of its input, and each input with slack has such an
+        The result is `()` if the program cannot use slack. To use it, each output with slack must
+        be able to overwrite an input with slack, and each input with slack must have such an
         output.
         """
         program, continued = self.program, self._continued.values()
@@ -243,7 +243,10 @@ class Executable(Model):
 
     @cached_property
     def _continued(self) -> Mapping[int, int]:
-        """Maps an input with slack capacity to the output that may overwrite it, by index."""
+        """Maps the index of an input with slack to the index of the output that may overwrite it.
+
+        An input has slack if its buffer may have unused rows (`Port.room`).
+        """
         ports = self.program.inputs
         return {i: o for o, i in self.in_place.items() if ports[i].room is not None}
 
@@ -268,10 +271,7 @@ class Executable(Model):
         return ports
 
     def takes(self, arrays: Sequence[Array]) -> bool:
-        """Whether the program accepts input arrays of these shapes.
-
-        `arrays` has all inputs, in order.
-        """
+        """Whether the program accepts inputs of these shapes; `arrays` has all inputs, in order."""
         try:
             context = self._context((*self._sizes.of(arrays), *self._no_rooms))
         except InvalidInputError:
@@ -381,9 +381,9 @@ class Executable(Model):
         return outputs
 
     def labelled(self, outputs: Sequence[Array]) -> list[Array]:
-        """Convert label positions to strings or dictionaries, and raw bits to bfloat16 arrays.
+        """Convert outputs that represent strings, dictionaries or bfloat16 to these types.
 
-        `outputs` has all outputs in order. Outputs of other types are returned unchanged.
+        `outputs` has all outputs in order. Other outputs are returned unchanged.
         """
         made = list(outputs)
         for index, kind in self._bfloat16:
@@ -393,9 +393,9 @@ class Executable(Model):
         return made
 
     def listed(self, outputs: Sequence[Array]) -> list[Array]:
-        """Combine outputs that are elements of the same list result into one Python list.
+        """Return the outputs of the model, given all outputs of the program in order.
 
-        `outputs` has all outputs in order. Other outputs are returned unchanged.
+        Outputs of the program that are elements of one list are combined into a Python list.
         """
         if not self._lists:
             return list(outputs)
@@ -433,10 +433,9 @@ class Executable(Model):
         return seconds
 
     def _context(self, values: tuple[int, ...]) -> RunContext:
-        """Return an idle or new context, after setting its sizes to `values`.
+        """Return a context whose sizes are set to `values`: an unused one of `_idle`, or a new one.
 
-        An idle context is removed from `_idle`. The caller appends the context to this list after
-        use.
+        The caller must append the context to `_idle` after use.
         """
         try:
             context = self._idle.pop()

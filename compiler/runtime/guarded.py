@@ -144,7 +144,10 @@ class GuardedModel(Model):
 
     @property
     def ranged(self) -> Executable | None:
-        """The program with dynamic sizes of an unsegmented model; None if it does not exist."""
+        """The program that accepts ranges of sizes.
+
+        None if the model is segmented, or all programs have fixed sizes.
+        """
         found = (stage.program for facts, stage in list(self._first.made.items()) if facts.open)
         return next(found, None) if self._first.whole else None
 
@@ -199,7 +202,8 @@ class GuardedModel(Model):
         Raises:
             InvalidInputError: if an artifact has no program for the sizes, or a size is outside its
                 range.
-            ArtifactError: if the sizes contradict each other.
+            ArtifactError: if an artifact's program computes one of the sizes from the others, and
+                the result differs from this size.
             InvalidArgumentError: if the sizes are not a mapping from names to integers, or the
                 model is segmented, so that no single program computes the whole model.
             CompilerError: if the compilation fails.
@@ -229,9 +233,10 @@ class GuardedModel(Model):
         return stage.program
 
     def _in_ranges(self, sizes: Mapping[str, int]) -> bool:
-        """Whether `sizes` has all dimensions of the program with dynamic sizes.
+        """Whether `sizes` names all dimensions of the program that accepts ranges.
 
-        The result is false if `sizes` has an unknown dimension, or the program does not exist.
+        The sizes themselves are not compared with the ranges. The result is false if `sizes` has an
+        unknown name, or all programs have fixed sizes.
         """
         if self.ranged is None:
             return False
@@ -316,10 +321,10 @@ class GuardedModel(Model):
         return self._stage(self._first, self._values(arrays))[0].program
 
     def _first_to_try(self, facts: SegmentGuard) -> Executable | None:
-        """Return the program with this guard if `run` may call it without checking sizes first.
+        """Return the program with the guard `facts`, if `run` may call it before any other check.
 
-        This is correct only if no program has fixed sizes, and the program itself rejects all sizes
-        outside the model's ranges. Otherwise, the result is None.
+        The result is None if a program for fixed sizes or with padded inputs may have to run
+        instead, or if the program itself does not reject all sizes outside the model's ranges.
         """
         cut = self._first
         listed_ = cut.served or ()
@@ -376,8 +381,7 @@ class GuardedModel(Model):
     def _has_own(self, values: Mapping[str, Array]) -> bool:
         """Whether an artifact accepts these inputs although a size is outside its range.
 
-        This is the case if it has a program for exactly these sizes, or may pad inputs to larger
-        sizes.
+        The artifact accepts them if it has a program for exactly these sizes, or may pad inputs.
         """
         served = self._first.served
         if not self._first.whole or served is None:
@@ -400,10 +404,10 @@ class GuardedModel(Model):
         return InvalidInputError(f"{asked} is not served, only {'; '.join(served)}")
 
     def _apart(self, arrays: Sequence[Array]) -> tuple[Dims, ...]:
-        """Return the dimensions of each input, with separate names for sizes that differ.
+        """Return the dimensions of each input, after renaming those with contradictory sizes.
 
-        If a dimension's size differs from that of an earlier dimension with the same name, its name
-        becomes the input's name and the position, such as `x[0]`.
+        For example, if the inputs `x` and `y` have a first dimension `batch`, but `x` has 2 rows
+        and `y` has 3 rows in this run, the first dimension of `y` becomes `y[0]`.
         """
         sizes: dict[str, int] = {}
         found: list[Dims] = []
@@ -435,10 +439,10 @@ class GuardedModel(Model):
         arrays: Sequence[Array],
         use: Callable[[GuardedModel], T],
     ) -> T:
-        """Call `use` with the variant of the model whose inputs have the dimensions `dims`.
+        """Call `use` with a model whose inputs have the dimensions `dims`, and return its result.
 
-        The variant is created on first use, with a ModelWarning. If it fails, the error states
-        which dimensions of `arrays` have the same name but different sizes.
+        The first call for `dims` creates this model and emits a ModelWarning. If a call fails, the
+        error states which dimensions of `arrays` have the same name but different sizes.
         """
         try:
             with self._lock:
@@ -467,10 +471,7 @@ class GuardedModel(Model):
     def _padded(
         self, values: Mapping[str, Array], labels: bool, stop: StopFlag | None
     ) -> tuple[list[Array], list[Ran]]:
-        """Pad the inputs to larger sizes that have a program, run it, and crop the outputs.
-
-        `_next_sizes` selects the larger sizes.
-        """
+        """Pad the inputs to the sizes of a program, run the program, and crop the outputs."""
         sizes = dict(self._first.reads.exact(values).sizes)
         larger = self._next_sizes(sizes)
         padded = {
@@ -486,13 +487,13 @@ class GuardedModel(Model):
         return executable.labelled(cut) if labels else cut, [(executable, padded)]
 
     def _next_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return the smallest sizes that have a program and are not below `sizes`.
+        """Return the fixed sizes of the program for which inputs of `sizes` are padded least.
 
-        No size of the result is less than in `sizes`. If several combinations qualify, the one with
-        the least product is returned.
+        No size of the result is less than in `sizes`. If several programs qualify, the product of
+        the sizes decides.
 
         Raises:
-            InvalidInputError: if all programs are for smaller sizes.
+            InvalidInputError: if each program has a size that is too small.
         """
         fitting = [
             served
@@ -534,8 +535,9 @@ class GuardedModel(Model):
     ) -> ModelSegment[Executable] | None:
         """Return the segment with the guard `facts`, and compile it if it does not exist.
 
-        The result is None if no program can be compiled for the guard's ranges. The boundary then
-        has new split points or a reason against ranges, so that the caller computes another guard.
+        The result is None if the guard is obsolete: a failed compilation, here or in another
+        thread, showed that its ranges must be narrower, or that sizes must be fixed. The caller
+        must then compute another guard.
 
         Raises:
             InvalidInputError: if an artifact has no segment with this guard.
@@ -561,7 +563,7 @@ class GuardedModel(Model):
         facts: SegmentGuard,
         values: Mapping[str, Array],
     ) -> dict[str, Array]:
-        """Return the inputs of a segment's program by name, selected from the live-ins `values`."""
+        """Return the inputs of a segment's program by name, given the live-ins `values`."""
         if cut.whole:
             return dict(values)
         given = cut.reads.inputs(facts, values)

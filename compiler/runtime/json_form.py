@@ -1,4 +1,4 @@
-"""Annotations and options for the conversion of dataclasses to JSON, and the error of readers.
+"""Annotations and options of JSON forms of dataclasses, and the error for malformed JSON data.
 
 The module `codec` generates readers and writers from these declarations.
 """
@@ -96,8 +96,8 @@ class Via:
         read: returns the field's value, given the value of type `form` and the `scope` of
             `codec.decode`; raises ValueError for invalid data.
         write: converts the field's value to `form`.
-        own: a type. Data of this type are the field's value without a call of `read`. None if all
-            data are converted.
+        own: the annotation of a type whose JSON data are used as the field's value directly,
+            without `read`; None if there is no such type.
     """
 
     form: Any

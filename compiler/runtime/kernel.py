@@ -64,7 +64,7 @@ def ranges_from_json(data: Mapping[str, str]) -> dict[str, Dimension]:
 
 
 def size_to_json(size: int) -> int | str:
-    """Convert a size to JSON. A dynamic size becomes a string with its formula."""
+    """Convert a size to JSON: an integer, or a string such as "2*batch+1" for a dynamic size."""
     return str(size) if is_dynamic(size) else size
 
 
@@ -110,7 +110,7 @@ class SizeScope(NamedTuple):
 
 
 def size_in(value: Any, scope: SizeScope | None) -> int:
-    """Convert JSON data to a size, which may contain the dynamic dimensions of `scope`.
+    """Convert JSON data to an integer, or to a dynamic size over the dimensions of `scope`.
 
     Raises:
         ValueError: if the data are malformed, or the size can be negative.

@@ -79,7 +79,8 @@ class Model(ABC):
         """Create a session, in which outputs of each run become inputs of the next run.
 
         Such outputs are called states. Examples are a cache of keys and values, and the state of a
-        recurrent network. Each element of a list is a separate output, such as `caches[0]`.
+        recurrent network. If an output is a list, each element counts as a separate output, with a
+        name such as `caches[0]`.
 
         Args:
             states: maps the name of each state's output to the name of its input.

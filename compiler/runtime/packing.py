@@ -1,9 +1,9 @@
 """Conversion of logical arrays to physical buffers and back.
 
-Each factor of a layout depends on only one logical axis. Therefore, the memory position of an
-element is a sum with one term per axis, and packing is one scatter whose positions are computed by
-broadcasting. Nearly all layouts split each axis evenly; then packing is a reshape and a transpose,
-which is faster.
+Each physical axis of a layout is a part of only one logical axis. Therefore, the memory position of
+an element is a sum with one term per logical axis, and packing is one scatter whose positions are
+computed by broadcasting. Nearly all layouts split each axis evenly. For them, packing is a reshape
+and a transpose, which is faster.
 """
 
 from __future__ import annotations
@@ -261,9 +261,9 @@ def bfloat16_type() -> np.dtype | None:
 def _in_logical_order(
     flat: Array, even: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 ) -> Array:
-    """Return a view of a physical buffer with the axes of the split shape in logical order.
+    """Return a view of a physical buffer as an array of the split shape, in logical order.
 
-    `even` is the result of `_even_split`.
+    `even` is the result of `_even_split`, whose second item is the split shape.
     """
     _, split_shape, order = even
     physical = flat.reshape([split_shape[axis] for axis in order])
@@ -282,9 +282,9 @@ def _even_split(
     """Describe a layout as padding, reshape and transpose, if it splits each axis evenly.
 
     Returns:
-        The padded logical shape; this shape with each axis split by its factors; and the order of
-        the split axes in memory. None if the factors of an axis do not enumerate its indices
-        exactly once, as in ring buffers and layouts with unused elements.
+        The padded logical shape; the split shape, in which each logical axis is replaced by its
+        parts; and the order of the parts in memory. None if the parts of an axis do not enumerate
+        its indices exactly once, as in ring buffers and layouts with unused elements.
     """
     factors = layout.resolved(len(shape))
     if any(factor.pad for factor in factors):

@@ -47,8 +47,8 @@ class ModelPorts(JsonValue):
         pad: whether inputs may be padded with zeros to the next larger sizes that have a program.
             This is correct only for models that ignore the padding, such as transformers with a
             mask input.
-        ranges: ranges of dimensions that the program does not have, because it computes their sizes
-            from other dimensions.
+        ranges: ranges of dimensions whose sizes a program computes from other dimensions, so that
+            they are not in `Program.dimensions`.
         hints: maps the name of a dynamic dimension to the sizes at which it was tuned.
         dtypes: maps the names of inputs and outputs to element types; strings and lists are
             omitted.

@@ -341,7 +341,10 @@ class SizeBranch:
 
     @property
     def size(self) -> int:
-        """The dynamic size that is compared with `last`: the dimension divided by `multiple`."""
+        """The size of `dimension` divided by its `multiple`, as a dynamic size (`compiler.sizes`).
+
+        A run compares it with `last`.
+        """
         return dynamic_size(self.dimension) // self.dimension.multiple
 
 

@@ -229,9 +229,9 @@ class _Instructions:
         return signature
 
     def _within(self, ref: BufferRef) -> tuple[int, int]:
-        """Return the offset of a buffer in its arena slot or memory space, and the block's size.
+        """Return the offset of a buffer in its arena slot, and the size of the slot, in bytes.
 
-        Both are in bytes.
+        If the buffer is not in a slot, the results refer to the arena or the weights.
         """
         program = self._program
         if (number := _slot(ref)) is not None:

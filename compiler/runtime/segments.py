@@ -140,8 +140,8 @@ class LiveIns:
         crossings: the live-ins.
         ranges: maps the name of a dynamic dimension to the range that limits its sizes. Elements of
             shape-determining values have no ranges.
-        defaults: maps the name of a dimension that has no entry in `ranges` to the range of its
-            first program.
+        defaults: maps the name of a dimension that has no entry in `ranges` to the range for which
+            its first program is compiled.
         derived: the names of dimensions whose sizes the model computes from other dimensions.
     """
 
@@ -310,9 +310,9 @@ class SegmentBoundary(Generic[P]):
         made: the compiled segments after the boundary, by guard.
         reason: the reason why a program with dynamic sizes is impossible; empty if no reason was
             found.
-        asked: guards with ranges for which compilation failed, because the ranges do not determine
-            the result of a condition. Single sizes within the ranges may compile.
-        refused: guards with ranges for which the model is invalid, with the error. Single sizes
+        asked: maps guards with ranges to the error of their compilation, because the ranges do not
+            determine the result of a condition. Single sizes within the ranges may compile.
+        refused: maps guards with ranges, for which the model is invalid, to the error. Single sizes
             within the ranges may be valid.
         own: guards of fixed sizes for which a separate program is compiled, although a program with
             ranges accepts these sizes.
@@ -341,7 +341,7 @@ class SegmentBoundary(Generic[P]):
     def guard(self, values: Mapping[str, Array]) -> SegmentGuard:
         """Return the guard of the segment that a run with these live-ins needs.
 
-        It is an existing segment if one accepts the live-ins; otherwise, it must be compiled.
+        If no existing segment accepts the live-ins, it is the guard for which to compile a segment.
         """
         exact = self.reads.exact(values)
         return self.serving(exact) or self.wanted(exact)

@@ -68,6 +68,8 @@ class Rules:
     def number(self, size: int) -> int:
         """Return the index of the integer that equals a size, after adding rules for it if needed.
 
+        `size` is an integer, or a dynamic size (`compiler.sizes`): a formula over the dimensions.
+
         Raises:
             KeyError: if the size contains an unknown dimension.
         """

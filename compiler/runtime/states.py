@@ -53,10 +53,6 @@ class StateBuffer:
 class SessionState:
     """A state of a session: an input, and the output that becomes this input in the next step.
 
-    The current value is in the buffer `_now`. Before the first step, `_now` is None. After a step
-    that returned the new value as a separate array, `_now` is None and `_held` is this array.
-    `_spare` is the buffer into which the next value is written if the step cannot work in place.
-
     Args:
         name: the name of the input.
         input_, output: the indices of the input and of the output.
@@ -73,10 +69,13 @@ class SessionState:
         self._dims = dims
         self._grows = any(isinstance(dim, str) for dim in dims)
         self._dtype = dtype
-        self._first: Array | None = None
+        self._first: Array | None = None  # the initial value; None for zeros
+        # The current value is in `_now` or, if the step returned it as a separate array, in
+        # `_held`. Before the first step, it is `_first`.
         self._held: Array | None = None
         self._now: StateBuffer | None = None
-        self._next: StateBuffer | None = None
+        self._next: StateBuffer | None = None  # the buffer that the present step writes
+        # A second buffer for the next value, if the step cannot overwrite the current one
         self._spare: StateBuffer | None = None
 
     @property
@@ -85,7 +84,7 @@ class SessionState:
         return self.value().shape
 
     def begin_with(self, first: Array | None) -> None:
-        """Set the initial value. None selects zeros.
+        """Set the initial value to `first`, or to zeros if it is None.
 
         Raises:
             InvalidArgumentError: if `first` is None and the input has dynamic dimensions.
@@ -125,8 +124,8 @@ class SessionState:
     def value(self) -> Array:
         """Return the current value.
 
-        Before the first step, this is the initial value, or zeros by default. The zeros are
-        booleans if the dtype is not known yet.
+        Before the first step, this is the initial value, which is zeros by default. While the dtype
+        is not known, these zeros are booleans.
         """
         found = self._known()
         if found is not None:
@@ -145,7 +144,7 @@ class SessionState:
         return self.value().copy()
 
     def check(self, port: Port, output: Port, rooms: Collection[SlackDimension]) -> None:
-        """Check that a program's output can become its input in the next step.
+        """Check that this state's output of a program can become its input in the next step.
 
         Args:
             port: the input of the program.
@@ -176,10 +175,11 @@ class SessionState:
         self._dtype = port.dtype.numpy
 
     def of(self, port: SizedPort, *, has_slack: bool) -> Placed:
-        """Return the current value, in a buffer that a step may overwrite, for the input `port`.
+        """Return the current value in a buffer that a step may overwrite.
 
-        If the value is not in such a buffer yet, it is copied into a new one. If `has_slack` is
-        true, the buffer has slack capacity; the caller must have called `have_room` before.
+        If the value is not in such a buffer yet, it is copied into a new one. `port` is the step's
+        input for this value. If `has_slack` is true, the buffer has slack capacity, which the
+        caller must have provided by `have_room`.
         """
         if self._now is None or (self._now.room is not None and not has_slack):
             old = self._known()
@@ -199,7 +199,8 @@ class SessionState:
     def have_room(self, port: SizedPort, axis: int, extent: int) -> None:
         """Ensure that the current value is in a buffer with memory for `extent` rows along `axis`.
 
-        If not, the value is copied to a new buffer. `port` is the input, which has fewer rows.
+        Otherwise, the value is copied to a new buffer of this size. `port` is the step's input for
+        the value, which has fewer than `extent` rows.
         """
         if self._now is not None and self._now.room == (axis, extent):
             return
@@ -213,9 +214,9 @@ class SessionState:
     def next(self, port: SizedPort, *, in_place: bool, has_slack: bool) -> Placed:
         """Return the buffer for the state's next value, which a step writes as the output `port`.
 
-        If `in_place` is true, it is the buffer of the current value. If `has_slack` is true, it is
-        the memory of the current value, with the number of rows of `port`. Otherwise, it is a
-        second buffer.
+        If `has_slack` is true, the result shares the memory of the current value, and has as many
+        rows as `port`. Otherwise, it is the buffer of the current value if `in_place` is true, and
+        a second buffer if not.
         """
         spare = self._spare
         if has_slack:
@@ -272,7 +273,8 @@ class StateMove(NamedTuple):
     def among(self, extended: Collection[SessionState]) -> StateMove:
         """Return the move for a step in which only the states `extended` have slack capacity.
 
-        If the move needs slack capacity and its state does not have it, the result is not in place.
+        If the move needs slack capacity, but its state is not in `extended`, the returned move is
+        not in place.
         """
         has_room = self.state in extended
         needs_room = self.after.stored is not self.after.shape
@@ -307,7 +309,8 @@ class StateRoom(NamedTuple):
     def left(self, room: int) -> int:
         """Return the number of unused rows after another step that adds as many rows as this one.
 
-        `room` is the number of unused rows before that step. The result is 0 if it is too small.
+        `room` is the number of unused rows before the other step. The result is 0 if `room` does
+        not suffice for it.
         """
         _, port, axis = self.members[0]
         return max(room - (self.rows - port.shape[axis]), 0)
