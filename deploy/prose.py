@@ -228,7 +228,7 @@ def candidates(passage: Passage) -> Iterator[Candidate]:
 
 
 def found(texts: Iterable[Passage], configuration: Configuration) -> tuple[list[Candidate], int]:
-    """Return the candidates in `texts` that are not accepted, and the number of words in `texts`."""
+    """Return the candidates that are not accepted, and the number of words in all `texts`."""
     result, words = [], 0
     for passage in texts:
         words += passage.words

@@ -360,7 +360,7 @@ def _number(value: float) -> str:
 def _type(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
     """Describe a JSON schema in a few words, such as `integer (>= 1)` or `list of text`.
 
-    Schemas that are on the page (`schemas`) are linked.
+    Names of schemas in `schemas` become links, because the page describes these schemas.
     """
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]

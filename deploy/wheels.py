@@ -4,7 +4,7 @@ setuptools builds the Python files once. zig cross-compiles the C runtime for ea
 a system root, and the library is added to the Python files. The library is loaded by ctypes and
 does not depend on Python's ABI, so that one wheel suffices for all Python versions. The
 platform-independent wheel has no library; a device compiles it on first use. Each wheel has the
-measurement harness for all architectures, for `tilewright-worker --via`.
+measurement harness for all architectures, because `tilewright-worker --via` copies it to devices.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def progress_view(progress: ProgressView, more: Mapping[str, Any]) -> Renderable
 
 
 def task_table(tasks: Sequence[TaskView], peak_flops: float) -> Table:
-    """Return a table of the job's tasks that have a time, slowest first.
+    """Return a table of the job's tasks that have been measured, slowest first.
 
     The caption states the number of other tasks. The column `% of peak` counts the operations that
     a kernel executes, which may be fewer than those of the workload's arithmetic (Winograd).
@@ -152,7 +152,7 @@ def verdict(
 
 
 def cost(task: TaskView) -> float:
-    """Return the seconds per run of the model that a task's kernels take in total."""
+    """Return the total time of a task's kernels in one run of the model, in seconds."""
     return (task.best_seconds or task.default_seconds or 0.0) * task.count
 
 

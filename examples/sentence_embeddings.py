@@ -46,7 +46,7 @@ def saved_network(folder: Path) -> Path:
 
 
 class Network(torch.nn.Module):  # type: ignore[misc]  # torch is not installed for mypy
-    """A wrapper of a transformer whose only output is the last hidden states, for the export."""
+    """A wrapper that returns only a transformer's last hidden states, for the export."""
 
     def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()

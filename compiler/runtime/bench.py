@@ -4,8 +4,8 @@ With one thread, a sample is CPU time of the calling thread, which excludes othe
 several threads, a sample is wall time, which includes waiting.
 
 To rank candidates, measure one sample of each candidate per round, shuffle the order in every
-round, and compare the candidates' minima. A fixed order is unfair to kernels that share buffers:
-the first kernel has the cache misses, and the next one finds the data in the caches.
+round, and compare the candidates' minima. A fixed order would be unfair if kernels share buffers:
+the first kernel reads them from memory, and the others find them in the caches.
 """
 
 from __future__ import annotations

@@ -489,8 +489,8 @@ class GuardedModel(Model):
     def _next_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the fixed sizes of the program for which inputs of `sizes` are padded least.
 
-        No size of the result is less than in `sizes`. If several programs qualify, the product of
-        the sizes decides.
+        No size of the result is less than in `sizes`. If several programs qualify, the one with the
+        smallest product of sizes is selected.
 
         Raises:
             InvalidInputError: if each program has a size that is too small.

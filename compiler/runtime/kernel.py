@@ -137,7 +137,7 @@ DynamicSize = Annotated[int, Via(Any, size_in, size_to_json, own=Natural)]
 def _ranges_as(kind: type[Dimension]) -> Via:
     """Return the annotation of a field with dimensions of class `kind`.
 
-    Its JSON form is an object that maps each dimension's name to its range.
+    The JSON form of such a field is an object that maps each dimension's name to its range.
     """
 
     def read(data: Mapping[str, str], _: Any) -> tuple[Dimension, ...]:

@@ -1,9 +1,9 @@
 """Buffer sizes of native functions, for the check that a program's memory accesses are in bounds.
 
 A native function is an operation that the C runtime implements, because it is not a loop nest. Its
-C signature is that of a kernel's stage. Its parameters are integers in the program. The functions
-are in `native/selection.c`, `native/suppression.c`, `native/accumulation.c`, `native/random.c` and
-`native/descent.c`.
+C signature is that of a kernel's stage, and the program contains its integer parameters. The
+functions are in `native/selection.c`, `native/suppression.c`, `native/accumulation.c`,
+`native/random.c` and `native/descent.c`.
 """
 
 from __future__ import annotations

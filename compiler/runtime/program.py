@@ -90,9 +90,10 @@ class BufferRef:
 class Slot:
     """A block of the arena, in a program with dynamic sizes.
 
-    Its offset is the largest end of the slots in `after`, aligned to `ALIGNMENT`, or 0 if `after`
-    is empty. The slots in `after` have lower indices. Two slots may overlap unless one of them is
-    in `after` of the other, directly or indirectly.
+    `after` has the indices of slots before which this slot must not start; they are lower than the
+    slot's own index. The slot's offset is the largest end of these slots, aligned to `ALIGNMENT`,
+    or 0 if `after` is empty. Two slots may overlap unless one of them is in `after` of the other,
+    directly or indirectly.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
@@ -552,11 +553,14 @@ class Program:
     def in_place(self) -> dict[int, int]:
         """Return a mapping from outputs to the inputs whose memory they may overwrite, by index.
 
-        Overwriting is possible if a native function can update the input in place
-        (`NativeSignature.over`) and input and output have the same type and shape in memory. It
-        must not change results: no earlier instruction accesses the output, no later one accesses
-        the input, and each is only one of the function's buffers. Also, no later instruction may be
-        a `Refuse`, so that a run that fails with its message leaves the inputs unchanged.
+        An output may overwrite an input under these conditions:
+
+        - A native function can update the input in place (`NativeSignature.over`).
+        - The input and the output have the same type, and the same shape in memory.
+        - No instruction before this call accesses the output, and none after it accesses the input.
+          The call has only one buffer in each of them.
+        - No later instruction is a `Refuse`, so that a run that fails with its message leaves the
+          inputs unchanged.
         """
         first: dict[BufferRef, int] = {}
         last: dict[BufferRef, int] = {}

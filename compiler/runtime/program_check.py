@@ -330,9 +330,10 @@ def _slot(ref: BufferRef) -> int | None:
 
 
 def _check_numbers(program: Program) -> None:
-    """Raise ValueError if a fixed number of bytes or tiles is negative or exceeds 62 bits.
+    """Raise ValueError if a number of bytes or tiles is negative or exceeds 62 bits.
 
-    The C interpreter represents addresses and counts as 64-bit integers.
+    Dynamic sizes are not checked, because their values are known only in a run. The C interpreter
+    represents addresses and counts as 64-bit integers.
     """
     numbers = [
         program.arena_bytes,

@@ -209,7 +209,7 @@ class LiveIns:
         return SegmentGuard(tuple(fixed), exact.known, tuple(ranges))
 
     def with_dims(self, inputs: Mapping[str, Dims]) -> LiveIns:
-        """Rename the dimensions of the live-ins.
+        """Return these live-ins with other names of their dimensions.
 
         `inputs` has the new dimensions of each live-in, by name. A renamed dimension keeps its
         range.
@@ -242,9 +242,9 @@ class LiveIns:
         return found
 
     def _open(self, sizes: Mapping[str, int]) -> set[str]:
-        """Return the names of the sizes that may become dynamic in a guard.
+        """Return the names of dimensions and elements whose sizes may become dynamic in a guard.
 
-        `sizes` has the sizes of one run by name.
+        `sizes` maps all these names to their sizes in one run.
         """
         found = {n for n, size in sizes.items() if size > 0 or self._range(n).low == 0}
         for crossing in self.crossings:

@@ -149,8 +149,8 @@ class Probes:
 def largest_block(cache_bytes: Sequence[int], memory_bytes: int) -> int:
     """Return the size in bytes of the block with which the bandwidth of main memory is measured.
 
-    The block should be four times the largest cache, within fixed limits and an eighth of the
-    memory.
+    The size is four times the largest cache, but at most an eighth of the memory, and always within
+    fixed limits.
 
     Args:
         cache_bytes: the size of each level of the data caches, first level first; 0 for a level
