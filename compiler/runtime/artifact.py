@@ -204,9 +204,9 @@ class Artifact:
     def program(self, sizes: Mapping[str, int] | None = None, stage: int | None = None) -> Program:
         """Return the program that was compiled for the given sizes of named dimensions.
 
-        If there is none, but the program that accepts ranges supports the sizes, the result is a
-        copy of that program with these sizes (`Program.at`). Without `sizes` and `stage`, the
-        result is the artifact's first program.
+        If only the program that accepts ranges supports the sizes, the result is a copy of that
+        program with these sizes (`Program.at`). Without `sizes` and `stage`, the result is the
+        artifact's first program.
 
         For a segmented model, `stage` is the index of a program, and `sizes` has a size for each of
         that program's dynamic dimensions.

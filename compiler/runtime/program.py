@@ -558,7 +558,7 @@ class Program:
         - A native function can update the input in place (`NativeSignature.over`).
         - The input and the output have the same type, and the same shape in memory.
         - No instruction before this call accesses the output, and none after it accesses the input.
-          The call has only one buffer in each of them.
+          Each of them is passed to the call only once.
         - No later instruction is a `Refuse`, so that a run that fails with its message leaves the
           inputs unchanged.
         """
@@ -591,9 +591,9 @@ class Program:
         return found
 
     def sources(self) -> dict[Dimension, tuple[int, int]]:
-        """Return, for each dynamic dimension, where a run reads its size.
+        """Map each dynamic dimension to an input dimension from which a run reads its size.
 
-        The result maps it to the index of an input and the position of the dimension in its shape.
+        The values of the result are (index of the input, position in the input's shape).
         """
         found: dict[Dimension, tuple[int, int]] = {}
         for index, port in enumerate(self.inputs):
