@@ -122,7 +122,7 @@ def version_here() -> str:
 def notes_of(version: str) -> str:
     """Return the release notes of a version, which are its section of CHANGELOG.md.
 
-    The notes of a development version are the newest section.
+    For a development version, the result is the newest section.
 
     Raises:
         ReleaseError: if the section is missing, or the heading of a release has no date.
@@ -345,7 +345,7 @@ def check_installed(what: Path, python: str, version: str, sample: Sample, folde
         what: the wheel.
         python: the Python program that creates the environment.
         version: the version that the installed package must have.
-        sample: the sample, whose outputs must be equal.
+        sample: the sample; the installed package must compute the same outputs.
         folder: the new folder of the environment.
 
     Raises:

@@ -65,7 +65,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     r"""Replace `\|` by `|` in the cells of tables.
 
-    The Markdown has the backslash because `|` would end the cell on GitHub. mkdocs would show it.
+    The Markdown has the backslash because `|` would end the cell on GitHub. On the site, the
+    backslash would be visible.
     """
     return CELL.sub(lambda match: match[0].replace("\\|", "|"), html)
 

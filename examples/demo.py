@@ -345,7 +345,7 @@ def _lookup_query(client: Client, job: JobView, tasks: Sequence[TaskView]) -> st
 def _race(tuned: Tuned, options: argparse.Namespace, console: Console) -> str:
     """Compare the speed of ONNX Runtime, the untuned and the tuned program, and return a summary.
 
-    The engines run in alternation. The tuned program takes part only if the artifact uses its
+    The engines run in alternation. A tuned program takes part only if the artifact uses tuned
     schedules.
 
     Raises:

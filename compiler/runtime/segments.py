@@ -1,9 +1,10 @@
 """Segments of models, with guards that state for which sizes and values a program is valid.
 
-A `SegmentBoundary` is a point of the model at which the elements of some tensors determine sizes or
-branches of the rest. A run proceeds from boundary to boundary. At each boundary, these elements are
-known, and the run selects the segment (`ModelSegment`) whose guard (`SegmentGuard`) holds. The
-first boundary is before the first node of the model; only segmented models have further boundaries.
+A `SegmentBoundary` is a point of the model at which the elements of some tensors determine sizes of
+the remaining model, or which of its branches run. A run proceeds from boundary to boundary. At each
+boundary, these elements are known, and the run selects the segment (`ModelSegment`) whose guard
+(`SegmentGuard`) holds. The first boundary is before the first node of the model; only segmented
+models have further boundaries.
 
 After a boundary, one program accepts all sizes above 0. Sizes of 0, booleans, and integers that are
 not sizes need separate programs. If the compiler is available, a segment is compiled when a run
