@@ -78,9 +78,10 @@ ARROWS = (
     ("Program", "artifact", "write"),
     ("artifact", "Model", "load"),
 )
-"""From, to, and the function between them."""
+"""Straight arrows between neighbouring boxes: (start, end, label). The label is the function that
+computes the end from the start."""
 JOINED = ("TuningRecord", "Program", "plan + best schedules + memory plan")
-"""The way back, with an arrow around a corner."""
+"""The arrow from the second row to the third, which goes around a corner: (start, end, label)."""
 
 
 def picture() -> str:

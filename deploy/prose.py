@@ -117,7 +117,7 @@ class Passage:
 
     path: str
     first: int
-    """Number of its first line."""
+    """The number of the passage's first line in the file."""
     last: int
     text: str
 
@@ -146,11 +146,11 @@ class Configuration:
     """The content of deploy/prose.toml: the limit, the checked paths and the accepted phrases."""
 
     limit: float
-    """Accepted candidates per thousand words."""
+    """The maximum number of candidates per thousand words."""
     paths: tuple[str, ...]
     """Files and folders that must not exceed the limit."""
     accepted: Mapping[str, tuple[str, ...]]
-    """Accepted phrases by path."""
+    """For each path, the accepted texts: a candidate that contains one of them is not reported."""
 
     @classmethod
     def read(cls, path: Path = CONFIGURATION) -> Configuration:

@@ -43,7 +43,7 @@ from tilewright.tuner.measure.harness.binary import harness_path
 from tilewright.tuner.measure.harness.build import TARGETS
 
 MACHINES = {"x86_64": 62, "aarch64": 183, "armv7l": 40, "riscv64": 243}
-"""ELF's numbers of the processors that platforms' tags end with."""
+"""Maps the processor at the end of a wheel's platform tag to the machine number in ELF headers."""
 
 NOTES = "release-notes.md"
 
@@ -72,7 +72,8 @@ assert local_harness(harness_folder(os.environ)).parent == FOLDER, "there is no 
 with harness_here(print) as harness:
     assert harness.readings(1)[0].arithmetic_seconds > 0, "the harness measures nothing"
 """
-"""Program for the new environment. Arguments: version, artifact, inputs with outputs."""
+"""A program that checks an installed package. Its arguments are the expected version, an artifact,
+and the npz file with inputs and outputs (`Sample.arrays`)."""
 
 
 class ReleaseError(Exception):

@@ -20,7 +20,7 @@ LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 IMAGE = re.compile(r"(!\[[^\[\]]*\])\(([^)\s]+)\)")
 CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
 OWN = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-"""Pages outside of docs/."""
+"""Files outside of docs/ that are always pages of the site."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -39,7 +39,7 @@ LIBRARY = "tilewright/compiler/runtime/_native.abi3.so"
 HARNESSES = "tilewright/tuner/measure/harness"
 ANY = "any"
 DATE = (1980, 1, 1, 0, 0, 0)
-"""Of every file: equal sources make equal wheels."""
+"""The modification date of every file in a wheel, so that equal sources produce equal wheels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ from tilewright.tuner.measure.roofline import peak_flops
 
 FOLDER = Path(__file__).parent.parent / ".demo"
 LARGEST_ERROR = 1e-4
-"""Allowed difference from ONNX Runtime, over the largest output."""
+"""Maximum difference from ONNX Runtime's outputs, divided by the largest output."""
 
 
 class DemoFailed(Exception):

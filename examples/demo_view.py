@@ -22,7 +22,7 @@ NUMERICS = {
     "fast": "Winograd and Strassen where they are faster",
     "loose": "Winograd's F(6), too, which loses more than a digit",
 }
-"""Freedom that each kind of numerics gives to the search."""
+"""For each kind of numerics, a description of the algorithms that it adds or excludes."""
 
 
 def progress_view(progress: ProgressView, more: Mapping[str, Any]) -> RenderableType:

@@ -37,8 +37,8 @@ STOPPED = -1
 """Status of a run that its caller stopped; defined in native/tilewright.h."""
 
 REFUSED = 4
-"""Status of a run that reached the program's first refusal; defined in native/tilewright.h. The
-refusals after the first one have the following numbers."""
+"""Status of a run that ended at the program's first `Refuse` instruction; defined in
+native/tilewright.h. The second one has the status 5, and so on."""
 
 
 class Executable(Model):
@@ -448,8 +448,8 @@ class Executable(Model):
 
 # A cast: NumPy's annotations support buffers from Python 3.12 on.
 _first_byte = cast("Callable[[Array], c_char]", c_char.from_buffer)
-"""Returns a ctypes object over the memory of an array. Taking the address of this object costs a
-quarter of `array.ctypes.data`."""
+"""Returns a ctypes object over the memory of an array. Taking the address of this object takes a
+quarter of the time of `array.ctypes.data`."""
 
 
 def _address(array: Array) -> int:

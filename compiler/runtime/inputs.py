@@ -241,5 +241,5 @@ class InputSizes:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Format names for a message, such as `'x', 'y'`; `none` if there are no names."""
+    """Format names for a message, such as `'x', 'y'`; the text is `none` for an empty list."""
     return ", ".join(f"'{name}'" for name in names) or "none"

@@ -388,4 +388,4 @@ class SegmentBoundary(Generic[P]):
 Make = Callable[[SegmentBoundary[P], SegmentGuard, Mapping[str, Array]], "ModelSegment[P] | None"]
 """Compiles the segment after a boundary for a guard, which the given live-ins satisfy. Returns None
 if no program compiles for the guard's ranges. The boundary then records new split points, or the
-reason."""
+error of the compilation."""

@@ -27,7 +27,7 @@ READ_BYTES, MEMORY_BYTES = 16 << 20, 256 << 20
 exceed most caches."""
 
 DOTS = {"int8": 4, "bfloat16": 2}
-"""Element types of dot-product instructions -> the number of products that one lane sums."""
+"""For each element type of dot-product instructions, the number of products that one lane sums."""
 
 PEAK_SAMPLES, PEAK_ROUNDS = 20, 100_000
 READ_SAMPLES = 8
