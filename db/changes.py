@@ -91,10 +91,10 @@ class _Rows:
         self.last = 0
 
     def keys(self, rows: Collection[tuple[int, str]]) -> Collection[str] | None:
-        """Return the keys of newly read rows, and move the position to the last of them.
+        """Return the keys of newly read rows, and move the position to the last of these rows.
 
-        `rows` are (serial number, key) pairs in ascending order. Return None if rows between the
-        old position and the first new row may be deleted already.
+        `rows` are (serial number, key) pairs in ascending order. Return None if the table may have
+        deleted rows after the old position before they were read.
         """
         if not rows:
             return ()
@@ -106,7 +106,7 @@ class _Rows:
 class SqliteChanges:
     """Reads invalidated lookup keys on SQLite.
 
-    `PRAGMA data_version` shows whether another connection committed, without reading a table.
+    The table is read only if `PRAGMA data_version` shows that another connection has committed.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -136,9 +136,9 @@ class SqliteChanges:
     def _read(self) -> tuple[bool, int | None, list[Any]]:
         """Read the new rows of `lookup_changes`, in a worker thread.
 
-        Return whether the connection was just opened, the file's data version before the read (None
-        if locked), and the rows as (serial, key). For a new connection, the only row is the newest
-        serial.
+        Return whether the call opened the connection, the file's data version before the read (None
+        if the file is locked), and the rows as (serial, key). If the call opened the connection,
+        the only row is (newest serial,), from which the next call continues.
         """
         with translated_errors(self._engine):
             anew = self._own is None

@@ -46,8 +46,8 @@ def _postgresql(*_: Any, **__: Any) -> str:
 def instant(clock: Clock | None) -> Instant:
     """Return a function that creates an SQL expression for the present time.
 
-    The expression reads the database's clock. If `clock` is passed, it is a constant instead: the
-    time of `clock` when the function is called.
+    If `clock` is None, the expression reads the database's clock. Otherwise each call of the
+    returned function reads `clock`, and returns that time as a constant expression.
     """
     if clock is None:
         return database_now

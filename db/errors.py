@@ -59,7 +59,10 @@ class AmbiguousIdError(NotFoundError):
 
 
 class PositionError(DatabaseError):
-    """A page was requested at a position that no row of the list can have."""
+    """A page was requested after a position that is not valid for the list.
+
+    A position has one value per sort column of the list; its number or types of values are wrong.
+    """
 
 
 class KeyMismatchError(DatabaseError):
@@ -89,9 +92,10 @@ class StateError(DatabaseError):
 
 
 class StaleLeaseError(DatabaseError):
-    """The caller's lease or claim has ended: another holder has it, or the work is finished.
+    """A worker no longer holds the lease on its request, or a tuner no longer holds its job.
 
-    The caller must stop at once, and cannot save anything under this lease.
+    Another process holds it now, or it has ended or was stopped. The caller must stop its work,
+    because its results would be rejected.
     """
 
 

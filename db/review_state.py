@@ -76,7 +76,7 @@ def before(state: ReviewState) -> list[str]:
 
 
 class Attestation(StrEnum):
-    """The trustworthiness of a claim, judged by the workers that reported it.
+    """The trustworthiness of a claim: how many workers, of how many owners, measured it.
 
     The members are ordered from weak to strong.
     """

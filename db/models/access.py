@@ -51,8 +51,8 @@ class RateLimitRow(Base):
 class IdempotencyRow(Base):
     """A request that was sent with an idempotency key, and the response to it.
 
-    The same request is not executed again: it gets the stored `status` and `answer` (the body),
-    which are None until the first execution ends.
+    If the client repeats the request, it is not executed again: it gets the stored `status` and
+    `answer` (the body). They are None until the first execution ends.
     """
 
     __tablename__ = "idempotency_keys"

@@ -39,9 +39,10 @@ class BlobRow(Base):
 
 
 class BlobReferenceRow(Base):
-    """A reference to a blob from a row of another table, such as a job: the holder.
+    """A reference that protects a blob from deletion.
 
-    The blob is kept as long as its holder exists.
+    The row of another table that needs the blob, such as a job, is the holder of the reference. The
+    blob is kept as long as its holder exists.
     """
 
     __tablename__ = "blob_references"

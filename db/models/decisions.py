@@ -49,7 +49,8 @@ class TuningRunRow(Base):
 
     Attributes:
         starts: how often the run was started; more than 1 if it was killed and continued.
-        adopted: requests of an earlier process of the job whose results this run used, as JSON.
+        adopted: measurement requests that an earlier process of the job sent and whose results this
+            run used, as JSON.
         journal: the order in which batches of candidates were sent and their results taken.
         ended: why the run ended.
         model_seconds: time of one run of the model with the best schedules.

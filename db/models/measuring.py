@@ -108,10 +108,11 @@ class LeaseRow(Base):
 
     Attributes:
         token_id: the worker's token when it claimed the request.
-        claim_id: the worker's name for the claim that got this lease.
+        claim_id: a random name that the worker gave its call for leases. If the response was lost,
+            the worker repeats the call with this name, and gets the same leases.
         attempt: the number of this attempt at the request: 1, 2, ...
-        outcome, blame, error: how the lease ended, and why.
-        result_key: the worker's name for the result.
+        outcome, blame, error: how the lease ended, who caused a failure, and the error message.
+        result_key: a name that the worker gave the result, to recognise a repeated report.
         late_result: a result that arrived after another worker got the request.
     """
 

@@ -70,10 +70,10 @@ def end_some(
     heard_since: float,
     most_failures: int,
 ) -> Sequence[tuple[str, RequestState]]:
-    """End up to `MOST_TOGETHER` leases of workers that stopped sending heartbeats.
+    """End the leases of workers that no longer renew them, and blame these workers.
 
-    The workers are blamed. Rows that another transaction has locked are skipped. Return the ids of
-    the requests with their new states.
+    A call ends at most `MOST_TOGETHER` leases, and skips rows that another transaction has locked.
+    Return the (id, new state) of each request whose lease was ended.
 
     Args:
         connection: in a writing transaction.
@@ -304,18 +304,18 @@ def failures_by_owner(
 def spent_owners(
     connection: sa.Connection, rows: Sequence[sa.Row[Any]], heard_since: float
 ) -> Set[tuple[str, str | None]]:
-    """Find owners who have used up a request's attempts while other owners could still try it.
+    """Find the owners whose workers must not claim certain requests, because they failed too often.
 
-    Attempts of an owner are those of its workers. Such a request is reserved for the other owners.
-    It is not reserved if no eligible worker of another owner measures for its target.
+    An owner is excluded from a request after `max_attempts` failures of its workers. The exclusion
+    ends if no eligible worker of another owner measures for the request's target, or if the owner's
+    last failure was before `heard_since`.
 
     Args:
         connection: in a transaction.
         rows: the rows of the requests.
-        heard_since: workers with a heartbeat since this time count as alive. An owner whose last
-            failure is older may try again.
+        heard_since: workers with a heartbeat since this time count as alive.
 
-    Return (request id, owner) pairs. A worker of such an owner must not claim the request.
+    Return (request id, owner) pairs.
     """
     tried = [row for row in rows if row.attempt >= row.max_attempts and row.only_worker is None]
     if not tried:

@@ -52,7 +52,7 @@ class BlobKind(StrEnum):
 
 
 def cost_model_holder(target_key: str, version: int) -> str:
-    """Return the name of a cost model's version in references to its blob: `TARGET_KEY/VERSION`."""
+    """Return the holder's name in references to a cost model's blob: `TARGET_KEY/VERSION`."""
     return f"{target_key}/{version}"
 
 
@@ -115,9 +115,9 @@ def _holds(kind: BlobKind) -> sa.ColumnElement[bool]:
 
 
 def named_by_rows(connection: sa.Connection) -> Iterator[tuple[str, str, str]]:
-    """Yield (kind, holder, digest) for every blob that the row of a holder names.
+    """Yield (kind, holder, digest) for every reference that should be stored.
 
-    `check` compares them with the stored references, some of which may be missing.
+    They are computed from the rows of the holders. `db.check` reports those that are not stored.
     """
     for digest in connection.execute(sa.select(_models.c.digest)).scalars():
         yield BlobKind.MODEL.value, digest, digest

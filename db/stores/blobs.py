@@ -264,8 +264,9 @@ class BlobStore:
     def _bring_back(self) -> None:
         """Clean up the quarantined bytes that killed sweeps left behind.
 
-        Bytes whose blob has a row are restored; bytes without a row are deleted. Bytes with a valid
-        mark are left alone, because another sweep may be deleting them.
+        Bytes whose blob has a row are restored; bytes without a row are deleted. If the row is
+        marked for deletion and the mark has not expired, another sweep may be deleting the bytes,
+        so they are left alone.
         """
         for some in chunks(self.place.all_quarantined()):
             query = sa.select(_blobs.c.digest, self._doomed().label("doomed"))

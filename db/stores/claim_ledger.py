@@ -190,10 +190,10 @@ class ClaimLedger:
     ) -> bool:
         """Record a second measurement that agrees with a claim.
 
-        A provisional claim is then served. A claim that is served already gets a higher
-        attestation. A provisional schedule is superseded at once if a newer and faster schedule
-        with at least the same attestation is served. It will be served if that schedule is
-        withdrawn later.
+        A provisional claim becomes confirmed and is served. If the claim was already served, only
+        its attestation rises. A provisional claim is superseded instead if a newer claim about a
+        faster schedule, with at least the same attestation, is served. If that claim is withdrawn
+        later, this one is served.
 
         Args:
             claim_id: the claim.
@@ -231,9 +231,9 @@ class ClaimLedger:
     def dispute(self, claim_id: str, review: Mapping[str, Any], reason: str) -> bool:
         """Record a second measurement that contradicts a claim.
 
-        If the claim was served, its predecessor is served instead. The trials of the same record
-        key by the claim's reporter and its earlier reviewer are withdrawn too. Otherwise a time
-        that is too short would remain the best one of every later tuning run.
+        If the claim was served, its predecessor is served instead. All trials of the same record
+        key that the claim's reporter or its earlier reviewer measured are withdrawn too. Otherwise
+        later tuning runs would take the disputed time for the fastest.
 
         Args:
             claim_id: the claim.

@@ -88,7 +88,8 @@ class JobClaims:
             wait_seconds: how long a job waits for a worker, unless the job has its own limit. After
                 that it is claimed without a worker, and ends with the known records.
             stall_seconds: time without progress after which another tuner may claim a running job.
-            shared: whether the tuner holds other jobs (see SHARED_ATTEMPTS and ALONE_SECONDS).
+            shared: whether the tuner holds other jobs. Such a tuner does not get a job that may
+                have crashed earlier tuners (see SHARED_ATTEMPTS and ALONE_SECONDS).
         """
         with reading(self._engine) as connection:
             now = self._clock(connection)

@@ -47,7 +47,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a worker's claim: its leases, or the reason why it has none."""
+    """The result of a worker's claim: its leases, or why it got none (`empty` or `gone`)."""
 
     leases: Sequence[Lease] = ()
     empty: bool = False
@@ -88,7 +88,7 @@ class _Claimant:
 class Survey:
     """Data about several claims, read before any request is leased.
 
-    A claim is identified by its index.
+    Claims are identified by their index in the list of claims that `survey` was called with.
 
     Attributes:
         found: the results of the claims that get no new leases.
@@ -251,11 +251,10 @@ def _try_canaries(
 
 
 def _avoid(connection: sa.Connection, claimants: Iterable[_Claimant], heard_since: float) -> None:
-    """Set the requests that each claim must not get: those that its worker recently failed.
+    """Set `avoided` of each claim: the requests that its worker has failed since `heard_since`.
 
-    Such a request is left to other workers while one of them is alive and has not failed it. After
-    the time in which a silent worker counts as alive, the claim may get it anyway. Otherwise a live
-    worker that never claims would block the request.
+    A failed request is avoided only if another live worker measures for its target and has not
+    failed it. The limit of time lets the worker retry if that other worker never claims requests.
     """
     able = {each.claim.worker_id for each in claimants if each.room}
     others = leases.alias()
@@ -370,8 +369,8 @@ def _deal_out(
 ) -> None:
     """Assign requests round-robin: each claim in turn gets the first request that it may have.
 
-    This ends when no claim can get another request. Assigned rows are removed from `rows`. `spent`
-    has the (request id, owner) pairs that `spent_owners` excludes.
+    This ends when no claim can get another request. Assigned rows are removed from `rows`. For each
+    (request id, owner) pair in `spent`, workers of the owner do not get the request.
     """
     turn = [each for each in claimants if each.room]
     while rows and turn:

@@ -428,7 +428,10 @@ class LeaseStore(MeasureQueue):
         return state
 
     def _time(self, connection: sa.Connection) -> float:
-        """Return the present time, which all rows that a transaction writes share."""
+        """Return the present time, in seconds since the epoch.
+
+        A transaction calls it once, so that all rows that it writes have the same time.
+        """
         now = connection.execute(sa.select(self._now())).scalar_one()
         return float(now)
 

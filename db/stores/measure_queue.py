@@ -155,9 +155,9 @@ class MeasureQueue:
             return connection.execute(query.order_by(requests.c.serial)).scalars().all()
 
     def left_behind(self, limit: int = 100) -> Sequence[RequestStatus]:
-        """Return up to `limit` requests with results that no tuner stored before their job ended.
+        """Return finished requests of ended jobs whose results no tuner has stored, oldest first.
 
-        The oldest come first.
+        At most `limit` requests are returned.
         """
         over = sa.select(_jobs.c.id).where(_jobs.c.state.not_in(_open_job))
         finished = [RequestState.DONE.value, RequestState.SET_ASIDE.value]
@@ -220,10 +220,10 @@ class MeasureQueue:
             return sum(_cancel(connection, which, self._now()) for which in wanted)
 
     def hand_on(self, request_ids: Sequence[str], worker_id: str) -> Sequence[str]:
-        """Reserve queued requests for another worker than before.
+        """Reserve queued requests for the worker `worker_id`, instead of an earlier one.
 
-        Then only `worker_id` may claim them. Leased and finished requests do not change. Return the
-        ids of the changed requests.
+        No other worker may claim them. Leased and finished requests do not change. Return the ids
+        of the reserved requests.
         """
         waiting = (
             sa.select(requests.c.id, requests.c.target_key)

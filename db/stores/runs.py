@@ -34,7 +34,8 @@ class StoredRun:
         id: the job's id; with a number from the second run of a job on.
         starts: how often the run was started; more than 1 if it was killed and continued.
         options, inputs: the options of the run, and the inputs of each task.
-        adopted: requests of an earlier process of the job whose results this run used, as JSON.
+        adopted: measurement requests that an earlier process of the job sent and whose results this
+            run used, as JSON.
         journal: the order in which batches of candidates were sent and their results taken.
         ended: why the run ended (`tuner.events.Ended`).
         trials, seconds: number of trials, and duration of the run.

@@ -23,7 +23,7 @@ class TunedSizesStore:
         self._engine = engine
 
     def add(self, model_digest: str, mode: Mode, sizes: Mapping[str, int]) -> None:
-        """Record the sizes of a model's dimensions, by name, at which a job tuned it in a mode."""
+        """Record that a job tuned a model in a mode at these sizes, by name of the dimension."""
         row = {**_key(model_digest, mode), "sizes": canonical_json(dict(sizes))}
         with writing(self._engine) as connection:
             insert = upsert(connection, _sizes).values(row)

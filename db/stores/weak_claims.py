@@ -28,7 +28,7 @@ def weak_schedules(
 ) -> sa.Select[tuple[object, ...]]:
     """Return a query for claims whose attestation a measurement by one of `others` could raise.
 
-    They are claims about schedules, newest first, in the order of the partial index of weak claims.
+    The claims are about schedules, newest first.
 
     Args:
         target_key, codegen_version: the target and the code-generator version of the claims.
@@ -69,8 +69,8 @@ _WEAK = sa.and_(
 def _left_behind() -> sa.ColumnElement[bool]:
     """Return the SQL condition for provisional claims that no job will review any more.
 
-    Their job has ended; an open job reviews its own claims. There must be no later claim about the
-    same subject: `ClaimLedger.confirm` makes a claim the newest, so it would replace the later one.
+    The job of such a claim has ended; an open job reviews its own claims. Claims with a later claim
+    about the same subject are left out: confirming the earlier one would replace the later one.
     """
     open_job = sa.exists().where(
         _jobs.c.id == claims.c.job_id,

@@ -74,9 +74,9 @@ class RegisteredWorker:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """The state of a worker that the processing of each of its requests needs.
+    """The columns of a worker that the service reads at every request of the worker.
 
-    The description of its device is left out, because it is most of a row.
+    The description of the device is left out: it is the largest column and is rarely needed.
     """
 
     id: str
