@@ -59,9 +59,9 @@ class AmbiguousIdError(NotFoundError):
 
 
 class PositionError(DatabaseError):
-    """A page was requested after a position that is not valid for the list.
+    """A page was requested after a position that does not fit the list.
 
-    A position has one value per sort column of the list; its number or types of values are wrong.
+    A position has one value per sort column; their number, or the type of a value, is wrong.
     """
 
 
@@ -92,10 +92,9 @@ class StateError(DatabaseError):
 
 
 class StaleLeaseError(DatabaseError):
-    """A worker no longer holds the lease on its request, or a tuner no longer holds its job.
+    """A worker no longer holds its lease, or a tuner no longer holds its job.
 
-    Another process holds it now, or it has ended or was stopped. The caller must stop its work,
-    because its results would be rejected.
+    The caller must stop its work, because nothing that it saves for the lease or job is accepted.
     """
 
 

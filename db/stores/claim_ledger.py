@@ -190,10 +190,10 @@ class ClaimLedger:
     ) -> bool:
         """Record a second measurement that agrees with a claim.
 
-        A provisional claim becomes confirmed and is served. If the claim was already served, only
-        its attestation rises. A provisional claim is superseded instead if a newer claim about a
-        faster schedule, with at least the same attestation, is served. If that claim is withdrawn
-        later, this one is served.
+        A provisional claim becomes confirmed and is served. If the claim was already served, its
+        attestation rises. A provisional claim is superseded instead if a newer claim about a faster
+        schedule, with at least the same attestation, is served. If that claim is withdrawn later,
+        this one is served.
 
         Args:
             claim_id: the claim.

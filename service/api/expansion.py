@@ -1,9 +1,9 @@
 """Expansion of leased requests for devices without NumPy (`tuner.measure.plain_form`).
 
-An expanded request also has a plan that states which element of which array fills each buffer. A
-tuner does not know which worker will lease a request, and not all workers of a target have NumPy.
-So a request is expanded only when a worker without NumPy asks for it. The arrays that the expanded
-request refers to are stored as blobs.
+Such a device can neither generate random inputs nor interpret layouts. To expand a request is to do
+this for the device: the service generates the input arrays, stores them as blobs, and adds a plan
+that states which element of which array fills each buffer. A tuner does not know which worker will
+lease a request. So a request is expanded only when a worker without NumPy asks for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ arrays again."""
 
 
 class RequestExpander:
-    """Expands leased requests for devices without NumPy.
+    """Adds input arrays and a plan to leased requests, for devices without NumPy.
 
     It expands one request at a time, because generating random arrays takes memory and all cores.
     """
@@ -35,9 +35,9 @@ class RequestExpander:
         self._turn = CapacityLimiter(1)
 
     async def expanded(self, lease_id: str, worker_id: str) -> tuple[str, dict[str, Any]]:
-        """Expand a leased request, so that a worker without NumPy can execute it.
+        """Add input arrays and a plan to a leased request, for a worker without NumPy.
 
-        Return the id of the request, and the expanded request with its plan as JSON.
+        Return the id of the request, and the expanded request as JSON.
 
         Raises:
             NotFoundError: if the lease does not belong to the worker.

@@ -155,7 +155,8 @@ class Body:
     """Receives the body of one request, and limits its size and its time.
 
     `receive` raises an HTTPException: 413 if the body is too large, 408 if it arrives too slowly.
-    Either closes the connection. FastAPI does not pass on exceptions of other types from here.
+    Both errors close the connection. They are HTTPExceptions, because FastAPI passes on only these
+    from the code that reads a body.
     """
 
     def __init__(self, receive: Receive, what: str, limit_bytes: int, pace: Pace) -> None:

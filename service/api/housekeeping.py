@@ -86,10 +86,10 @@ def retention(settings: Settings) -> Retention:
 def sweep(
     storage: Storage, metrics: Metrics, holder: str, idle_seconds: float = float("inf")
 ) -> bool:
-    """Expire leases, unless another replica is responsible. Return whether this replica did it.
+    """End overdue leases, unless another replica is responsible. Return whether this replica was.
 
-    If no replica did it for some time, workers could not renew leases either. Then all leases are
-    first extended by that time.
+    If no replica has ended leases for some time, the service was down, and workers could not renew
+    their leases. Then all leases are first extended by that time.
 
     Args:
         storage: the stores of the leases and of the lock that assigns this work to a replica.

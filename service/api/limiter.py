@@ -56,10 +56,7 @@ class Limiter:
 
     @property
     def asker(self) -> str:
-        """Return the id of the token.
-
-        `Planning` serves the questions of different tokens in turn.
-        """
+        """Return the id of the token, by which `Planning` shares its processes among tokens."""
         return self._token.id
 
     def take(self, what: Limited) -> None:

@@ -35,8 +35,8 @@ def check_model_bytes(path: Path, name: str) -> None:
 def check_job(spec: JobSpec) -> None:
     """Check that the tuner will be able to plan a job's model.
 
-    The model is planned as the tuner does it, at the job's first combination of sizes. The job has
-    the model as bytes, because an uploaded model has no folder with external data.
+    The model is planned as the tuner does it, at the job's first combination of sizes. `spec` must
+    contain the model as bytes: an uploaded model has no folder with external data.
 
     Raises:
         CompilerError: if the model cannot be planned; the message is one sentence.

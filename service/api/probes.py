@@ -44,9 +44,10 @@ async def healthz() -> JSONResponse:
 async def readyz(request: Request, part: Literal["api"] | None = None) -> JSONResponse:
     """Answer 200 if the process can serve requests, and otherwise 503 with a reason.
 
-    The database must answer, its notices must arrive, and some replica must have expired leases
-    recently. Without `part=api`, a tuner must also have looked for jobs recently, if one ever did.
-    A load balancer uses `part=api`, because replicas can serve requests even if no tuner runs.
+    The process must reach the database and receive its notices. Some replica must have checked for
+    expired leases recently. Without `part=api`, a tuner must also have looked for jobs recently, if
+    one ever did. A load balancer uses `part=api`, because replicas can serve requests even if no
+    tuner runs.
     """
     state = request.app.state
     if state.stopping:

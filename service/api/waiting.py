@@ -67,8 +67,8 @@ class _Queue:
 class _Waiter:
     """A waiting claim, shared by all HTTP requests that wait for its answer.
 
-    Two requests wait if the worker has sent the claim again. Until the claim is answered, it is in
-    `ClaimDispatcher._changed`, in a running look-up, or in its queue's `idle`.
+    Two requests wait if the worker has sent the claim again. An unanswered claim is in one of three
+    states: due for a look-up, in a running look-up, or idle until a notice announces requests.
     """
 
     def __init__(self, claim: Claim, queue: _Queue, woken: Callable[[_Waiter], None]) -> None:
@@ -213,8 +213,8 @@ class ClaimDispatcher:
     def _no_longer(self, waiter: _Waiter) -> None:
         """End the waiting of a claim.
 
-        If a look-up of the claim is running or due, the claim is answered with its result.
-        Otherwise it is answered at once, without leases.
+        A claim for which a look-up is running or scheduled gets the result of that look-up. Any
+        other claim is answered at once, without leases.
         """
         waiter.patient = False
         if waiter in waiter.queue.idle:
@@ -234,7 +234,10 @@ class ClaimDispatcher:
             self._serving = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:
-        """Look up requests for batches of claims until no claim is due."""
+        """Look for measurement requests for the waiting claims, one batch of claims at a time.
+
+        Ends when no claim needs a look-up before the next notice of new requests.
+        """
         try:
             while some := self._due():
                 claims = [waiter.claim for waiter in some]
@@ -249,7 +252,7 @@ class ClaimDispatcher:
             self._serving = None
 
     def _due(self) -> Sequence[_Waiter]:
-        """Select up to `MOST` claims for the next look-up, and mark them as being looked up.
+        """Select up to `MOST` claims for the next look-up, and mark them as part of it.
 
         New claims and claims of changed workers come first, then claims whose targets may have
         queued requests.

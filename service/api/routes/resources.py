@@ -42,8 +42,8 @@ JobQuery = Annotated[str | None, Query(max_length=64, description="A job's id, o
 def whole_job_id(storage: Storage, job: str, token: Token) -> str:
     """Return the full id of a job, given the id or a prefix of it.
 
-    For a token that sees all owners, an unknown id is returned unchanged: it may name a local run
-    of `tilewright tune`, whose trials have an id without a job.
+    For a token that sees all owners, an unknown id is returned unchanged: it may be the id of a
+    local run of `tilewright tune`. Its trials are stored under that id, although no job has it.
 
     Raises:
         AmbiguousIdError: if several ids begin with `job`.

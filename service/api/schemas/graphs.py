@@ -9,7 +9,7 @@ from tilewright.service.api.schemas.fields import Key
 
 
 class StepKernelView(View):
-    """A workload that a step of the model's plan executes, and how often."""
+    """A workload that a step of the model's plan executes, and how often per run of the step."""
 
     workload_key: Key
     runs: float = Field(description="In one run of the step", examples=[1.0])

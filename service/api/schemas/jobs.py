@@ -226,7 +226,11 @@ class PredictionView(View):
 
 
 class OrderView(View):
-    """The agreement between the predicted and the measured ranking of trials."""
+    """How well a prediction ranks trials: the agreement with their measured times.
+
+    `top1` is the time of the fastest trial divided by the time of the trial predicted as fastest.
+    `top5` is the same for the fastest of the five trials predicted as fastest.
+    """
 
     pairwise: float = Field(description="Share of the pairs in order; 0.5 by chance")
     top1: float = Field(description="Fastest time divided by the time of the first pick")
