@@ -40,7 +40,7 @@ class Finding:
 
 
 def check(engine: sa.Engine, place: BlobBytes, *, deep: bool = False) -> Iterator[Finding]:
-    """Check the database and the blobs without changing them, and yield each finding at once.
+    """Check the database and the blobs without changing them, and yield the findings one by one.
 
     If the database is not at this release's schema revision, that is the only finding.
 

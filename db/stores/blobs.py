@@ -6,12 +6,12 @@ blobs that have no references and were not used for a certain time.
 
 The sweep deletes bytes outside of transactions, because an object store may be slow, and because on
 SQLite no other transaction could write meanwhile. First it marks the rows and commits. Then it
-quarantines the bytes, deletes the rows that still have its mark, and finally deletes the bytes. A
+quarantines the bytes, deletes the rows that still have the mark, and finally deletes the bytes. A
 process that saves the same bytes waits until the row is deleted.
 
-The process of a sweep may be killed or suspended. So its marks expire after a time, and the blobs
-may then be used again. Their quarantined bytes are restored by the same sweep when it resumes, or
-by the next one.
+The process of a sweep may be killed or suspended. So the marks expire after a time, and the marked
+blobs may then be used again. Their quarantined bytes are restored by the same sweep when it
+resumes, or by the next one.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class BlobStore:
     def touch(self, digests: Collection[str]) -> Set[str]:
         """Protect blobs from the next calls of `sweep`, as if they were newly saved.
 
-        Return those of the digests that are stored.
+        Return the digests whose blobs are stored.
 
         Raises:
             StorageError: if the database or the store of the bytes fails.

@@ -199,7 +199,7 @@ def _again(
 
 
 def _targets_that_wait(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Set[str]:
-    """Return the keys of the targets with a queued request for at least one of the claims."""
+    """Return the keys of the targets with a queued request that one of the claims may get."""
     asked = sorted({target for claim in claims for target in claim.target_keys})
     names = sorted({claim.worker_id for claim in claims})
     looks = [
@@ -339,9 +339,9 @@ def _first(
     seen: Sequence[int],
     now: float,
 ) -> Sequence[sa.Row[Any]]:
-    """Lock the first queued requests for a target, as many as the claims want together.
+    """Lock the first queued requests for a target, at most as many as all claims may still get.
 
-    Return their rows.
+    Return the rows of the requests.
 
     Args:
         connection: in a writing transaction.

@@ -55,8 +55,8 @@ class ModelStore:
     ) -> UploadedModel:
         """Register a model whose file of `size` bytes is already stored as blob `digest`.
 
-        If the owner registered the model earlier, the model keeps the name of that time, because
-        the owner's jobs are shown with it. Return the model.
+        If the owner registered the model earlier, it keeps its earlier name, because the owner's
+        jobs are shown with that name. Return the model.
 
         Args:
             digest, size: the blob's SHA-256 and its number of bytes.
@@ -159,9 +159,9 @@ class ModelStore:
 
 
 def _query(sees: str | None) -> sa.Select[Any]:
-    """Return a query for all models.
+    """Return a query for all models, or for the models that the owner `sees` has uploaded.
 
-    With `sees`, only the models of this owner, under the owner's names.
+    An owner's models have the names that the owner gave them.
     """
     if sees is None:
         return sa.select(_models)

@@ -141,8 +141,8 @@ class _Batch:
     def _judge_workers(self, connection: sa.Connection, most_failures: int) -> None:
         """Update quarantines of workers after the accepted results.
 
-        A worker in quarantine whose request succeeded is readmitted. If another worker failed one
-        of these requests before, the success shows that this worker was faulty: it is blamed, and
+        A worker in quarantine whose request succeeded is readmitted. The success also shows that
+        any worker which failed the same request before was faulty. That worker is blamed, and
         quarantined if it now has `most_failures` recent failures.
         """
         names = sorted({report.worker_id for report in self._accepted})

@@ -219,7 +219,7 @@ class WorkerStore:
     def presences(self, worker_ids: Collection[str] | None = None) -> Mapping[str, Presence]:
         """Return the states of these workers by id, in the order of registration.
 
-        None means all workers. Unknown ids are left out.
+        Unknown ids are left out. If `worker_ids` is None, all workers are returned.
         """
         query = self._presence_query(worker_ids).order_by(_workers.c.created_at, _workers.c.id)
         with reading(self._engine) as connection:

@@ -137,8 +137,8 @@ class Batcher(Generic[Asked, Answer]):
     async def _answers(self, questions: Sequence[Asked]) -> Sequence[Answer | Exception]:
         """Answer a batch of questions.
 
-        A DatabaseError is the answer to every question. After any other exception, the questions
-        are asked one by one, so that only the question at fault gets an exception.
+        If the batch raises a DatabaseError, it is the answer to every question. After any other
+        exception, each question is answered alone, so that only the question at fault fails.
         """
         try:
             return await self._answer(questions)

@@ -1,9 +1,9 @@
 """Periodic background work of the web process: expiry of leases, and removal of old data.
 
-Twice a second, one replica expires the leases of silent workers. A lock in the database decides
-which replica does it. While no web process runs, workers can neither renew leases nor report
-results. So leases are extended by that time; otherwise a request that a worker finishes meanwhile
-would be leased again.
+Twice a second, one replica ends the leases of silent workers. A lock in the database decides which
+replica does it. While no web process runs, workers can neither renew leases nor report results. So
+after an outage, all leases are extended by its duration. Otherwise a request that a worker finished
+during the outage would be leased again.
 
 At longer intervals the process removes finished measurement requests, unreferenced blobs, and
 workers without a recent heartbeat. It removes trials, jobs, models, artifacts and audit entries

@@ -1,6 +1,6 @@
 """Listening sockets.
 
-The server opens them before anything else, to report a port in use in one line.
+The server opens them before anything else. So if the port is in use, the user sees only one line.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ class GraphQuestion(ModelQuestion[ModelGraph]):
 
 @dataclass(frozen=True, slots=True)
 class CodeQuestion(KeptQuestion[ShownCode]):
-    """Asks for the code that is generated for a workload with a schedule, for any target.
+    """Asks for the code that is generated for a workload with a schedule.
 
     Attributes:
         text: the workload as text.
@@ -318,10 +318,9 @@ Question = ModelCheck | JobCheck | SamplesCheck | Measured[Any]
 
 
 def begin(memory_bytes: int) -> None:
-    """Initialise a child process: limit its memory, and lower its priority.
+    """Initialise a child process: limit its memory, and lower its priority below the parent's.
 
-    Its priority is then lower than that of the web process. SIGINT is ignored, because the parent
-    process handles Ctrl-C.
+    SIGINT is ignored, because the parent process handles Ctrl-C.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_memory(memory_bytes)

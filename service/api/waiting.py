@@ -56,7 +56,8 @@ class _Queue:
     def due(self, most: int) -> list[_Waiter]:
         """Return up to `most` claims to look up next.
 
-        The result is empty if no notice of new requests has arrived since a look-up found none.
+        The result is empty if the last look-up found no queued request and no notice of a new
+        request has arrived since then.
         """
         if self.empty_at == self.announced:
             return []

@@ -88,8 +88,8 @@ class WorkerTraffic:
 
     Args:
         storage: stores the workers and their leases.
-        lease_seconds: the shortest time for which a heartbeat renews a lease. If the interval
-            between heartbeats is long, the time is three intervals.
+        lease_seconds: the time for which a heartbeat renews a lease, unless three intervals between
+            heartbeats are longer.
         pacing: computes the interval between heartbeats.
     """
 

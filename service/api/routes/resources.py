@@ -43,7 +43,7 @@ def whole_job_id(storage: Storage, job: str, token: Token) -> str:
     """Return the full id of a job, given the id or a prefix of it.
 
     For a token that sees all owners, an unknown id is returned unchanged: it may be the id of a
-    local run of `tilewright tune`. Its trials are stored under that id, although no job has it.
+    local run of `tilewright tune`. The run's trials have that id, although no job exists for it.
 
     Raises:
         AmbiguousIdError: if several ids begin with `job`.

@@ -139,10 +139,10 @@ def _code_question(found: TaskOfJob, storage: Storage, untuned: bool) -> CodeQue
 def _predictions_question(
     found: TaskOfJob, storage: Storage
 ) -> tuple[int | None, PredictionsQuestion]:
-    """Return (version, question), where a planning process answers the question.
+    """Return the version of the promoted cost model, and the question for a planning process.
 
-    The version is that of the promoted cost model, which the question contains. It is None if no
-    model is promoted or the task has no trials.
+    The question contains the cost model. The version is None, and the question has no cost model,
+    if none is promoted or the task has no trials.
     """
     job, workload = found.job, found.task.workload_key
     mode = mode_of(job, storage)

@@ -147,7 +147,7 @@ class CurvePoint(View):
 class CurveView(View):
     """The progress of a job since its first trial.
 
-    If there are too many points, an evenly spaced selection is returned.
+    A long curve is reduced to an evenly spaced selection of its points.
     """
 
     sequence: int = Field(
