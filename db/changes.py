@@ -106,7 +106,8 @@ class _Rows:
 class SqliteChanges:
     """Reads invalidated lookup keys on SQLite.
 
-    The table is read only if `PRAGMA data_version` shows that another connection has committed.
+    `unchanged` compares `PRAGMA data_version`, which changes when another connection commits. So it
+    reads no table.
     """
 
     def __init__(self, engine: sa.Engine) -> None:

@@ -404,9 +404,9 @@ def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.Column
 def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
     """Return the quarantine columns that a new worker inherits from its token.
 
-    If workers of the token `owner` are in quarantine, the columns are those of the worker whose
-    canary request is due last. So the new worker starts in quarantine too. The result is empty if
-    no worker of the token is in quarantine.
+    If workers of the token `owner` are in quarantine, the new worker starts in quarantine too. Its
+    columns are those of the worker that has to wait longest for its canary request. The result is
+    empty if no worker of the token is in quarantine.
     """
     columns = ("quarantined_at", "quarantine_reason", "canary_at", "quarantines")
     query = (

@@ -129,10 +129,10 @@ class ClaimLedger:
             return stored_race(connection.execute(query).one())
 
     def race(self, identity: str, job_id: str = "") -> StoredRace | None:
-        """Return the newest verdict about the programs `identity` that a job may use.
+        """Return the newest verdict that a job may use about a race of certain programs.
 
-        This is a confirmed verdict, or a provisional one that the job itself requested. Return None
-        without such a verdict.
+        `identity` is the digest of the programs. A job may use confirmed verdicts, and provisional
+        ones that it requested itself. Return None without such a verdict.
         """
         believed: sa.ColumnElement[bool] = is_confirmed
         if job_id:
@@ -173,7 +173,7 @@ class ClaimLedger:
             return {row[0]: row[1] for row in connection.execute(query)}
 
     def provisional(self, job_id: str) -> Sequence[StoredRecord]:
-        """Return the records of a job that no second measurement has reviewed yet, oldest first."""
+        """Return a job's records without a second measurement, oldest first."""
         query = sa.select(claims).where(
             claims.c.job_id == job_id,
             claims.c.state == ReviewState.PROVISIONAL.value,
@@ -496,8 +496,8 @@ def _locked(connection: sa.Connection, claim_id: str) -> sa.Row[Any] | None:
 def _beaten(connection: sa.Connection, row: sa.Row[Any], attestation: Attestation) -> bool:
     """Whether the schedule of a provisional claim is slower than a newer schedule that is served.
 
-    The two are compared only if they have the same record key, code-generator version and sizes.
-    The served claim must also have at least the attestation `attestation`.
+    The schedules are compared only if they have the same record key, code-generator version and
+    sizes. The served claim must also have at least the attestation `attestation`.
 
     Args:
         connection: the connection to the database.

@@ -225,9 +225,10 @@ class CostModelStore:
 
 
 def _lock(connection: sa.Connection, target_key: str) -> None:
-    """Wait until no other transaction changes versions of this target, and keep others waiting.
+    """Lock the cost-model versions of a target until the transaction ends.
 
-    On SQLite nothing is needed, because only one transaction writes at a time.
+    The call waits while another transaction holds the lock. On SQLite nothing is done, because only
+    one transaction writes at a time.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(target_key))))

@@ -42,7 +42,7 @@ def row_of_id(
 
     Raises:
         NotFoundError: if no id starts with `given`.
-        ShortIdError: if `given` is shorter than `LEAST_GIVEN`, and not an id.
+        ShortIdError: if `given` has fewer than four characters and is not a complete id.
         AmbiguousIdError: if several ids start with `given`; the message names them.
     """
     row = connection.execute(query.where(column == given)).first()

@@ -144,7 +144,8 @@ class RetentionStore:
 def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
     """Return the SQL condition that selects jobs whose artifact is to be deleted.
 
-    They ended before `limit`. The newest artifact of each kind (`_newest_artifacts`) is kept.
+    The jobs ended before `limit`. The newest artifact for each model, target and other settings is
+    kept.
     """
     return sa.and_(
         _jobs.c.artifact_digest.is_not(None),
@@ -157,7 +158,7 @@ def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
 def _old_job(limit: sa.ColumnElement[float]) -> Condition:
     """Return the SQL condition that selects jobs to delete: they ended before `limit`.
 
-    A job is kept if it has the newest artifact of its kind (`_newest_artifacts`), or if its
+    A job is kept if it has the newest artifact for its model, target and other settings, or if its
     artifact contains a served record.
     """
     serving = sa.select(_uses.c.job_id).join(claims, claims.c.id == _uses.c.claim_id)
@@ -203,10 +204,9 @@ def _old_entry(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _newest_artifacts() -> sa.Select[tuple[str]]:
-    """Return a query for the ids of the jobs that have the newest artifact of each kind.
+    """Return a query for the ids of the jobs with the newest artifact for each model and settings.
 
-    Artifacts are of the same kind if they agree in model, target, number of threads, numerics,
-    precision and sizes.
+    The settings are target, number of threads, numerics, precision and sizes.
     """
     same = (
         *(_jobs.c.model_digest, _jobs.c.target, _jobs.c.target_key),

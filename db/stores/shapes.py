@@ -177,9 +177,9 @@ class ShapeStore:
         """Find workloads with the same structure and similar sizes that have a served record.
 
         Return at most `most` (distance, workload) pairs, nearest first. The record must have the
-        given target, threads and numerics. Exact distances are computed only for the `LOOKED_AT`
-        workloads with the nearest larger `extent`, and as many with the nearest smaller one. A
-        large difference of extents implies a large distance, so the others are hardly nearer.
+        given target, threads and numerics. Exact distances are computed only for a limited number
+        of workloads, those with the most similar `extent`. A large difference of extents implies a
+        large distance, so the omitted workloads are hardly nearer.
         """
         at = extent(sizes)
         served = sa.exists().where(

@@ -68,7 +68,10 @@ class RegisteredWorker:
 
     @property
     def throttled(self) -> bool:
-        """Whether the worker reported that its reference kernel has been slow for a long time."""
+        """Whether the worker reported that its device has been slow for a long time.
+
+        A worker detects this by timing a fixed reference kernel before and after each batch.
+        """
         return self.speed is not None and bool(self.speed.get("throttled"))
 
 
@@ -182,7 +185,7 @@ class WorkerStore:
     def heartbeat(self, worker_id: str, **facts: Mapping[str, Any] | None) -> Presence:
         """Record a heartbeat, and return the worker's state.
 
-        `facts` are those fields of `Heartbeat` that have changed.
+        `facts` are the fields of `Heartbeat` that have changed.
 
         Raises:
             NotFoundError: if no worker has this id.

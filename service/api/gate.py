@@ -70,7 +70,7 @@ class Needs(HTTPBearer):
 
 
 class TokenCache:
-    """Caches verified tokens for `KNOWN_SECONDS`."""
+    """Caches verified tokens for a second (`KNOWN_SECONDS`), to save database queries."""
 
     def __init__(self, tokens: TokenStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._tokens = tokens
@@ -143,7 +143,7 @@ class Pace:
     most_seconds: float
 
     def seconds(self, received: int) -> float:
-        """Return the deadline for more bytes of a body, in seconds after the start of the body.
+        """Return when the next bytes of a body must have arrived, in seconds after its start.
 
         Args:
             received: the number of bytes that have arrived.

@@ -32,13 +32,13 @@ log = structlog.get_logger("tilewright.web")
 
 
 class _Queue:
-    """The waiting claims for the same targets, in the order in which they are looked up next.
+    """The waiting claims for the same targets, in the order in which they are tried next.
 
     Attributes:
-        idle: the waiting claims that are not in a look-up.
+        idle: the waiting claims that are neither scheduled for a batch nor in the running batch.
         members: the number of all claims for these targets.
         announced: the number of notices of new requests so far.
-        empty_at: the value of `announced` at the last look-up that found no queued request.
+        empty_at: the value of `announced` before the last batch that found no queued request.
     """
 
     def __init__(self, called: Callable[[], None]) -> None:
@@ -54,10 +54,10 @@ class _Queue:
         self._called()
 
     def due(self, most: int) -> list[_Waiter]:
-        """Return up to `most` claims to look up next.
+        """Return up to `most` claims for the next batch.
 
-        The result is empty if the last look-up found no queued request and no notice of a new
-        request has arrived since then.
+        The result is empty if the last batch found no queued request for the targets, and no notice
+        of a new request has arrived since then.
         """
         if self.empty_at == self.announced:
             return []
@@ -68,8 +68,8 @@ class _Queue:
 class _Waiter:
     """A waiting claim, shared by all HTTP requests that wait for its answer.
 
-    Two requests wait if the worker has sent the claim again. An unanswered claim is in one of three
-    states: due for a look-up, in a running look-up, or idle until a notice announces requests.
+    Two requests wait if the worker has sent the claim again. An unanswered claim is scheduled for
+    the next batch, in the running batch, or idle until a notice announces measurement requests.
     """
 
     def __init__(self, claim: Claim, queue: _Queue, woken: Callable[[_Waiter], None]) -> None:
@@ -118,8 +118,8 @@ class ClaimDispatcher:
     def close(self) -> None:
         """Answer all waiting claims without leases, because the process stops.
 
-        Claims in a running look-up, and claims that arrive later, get the result of one look-up
-        instead of waiting.
+        Claims in the running batch, and claims that arrive later, get the requests that are queued
+        now, if any. They do not wait for others.
         """
         self.closed = True
         for queue in self._queues.values():
@@ -127,7 +127,7 @@ class ClaimDispatcher:
                 self._no_longer(waiter)
 
     async def end(self) -> None:
-        """Wait until the running look-ups and releases of leases have ended. Call `close` first."""
+        """Wait until no task leases requests or releases leases any more. Call `close` first."""
         while tasks := {*self._giving_back, *([self._serving] if self._serving else [])}:
             await asyncio.wait(tasks)
 
@@ -214,8 +214,8 @@ class ClaimDispatcher:
     def _no_longer(self, waiter: _Waiter) -> None:
         """End the waiting of a claim.
 
-        A claim for which a look-up is running or scheduled gets the result of that look-up. Any
-        other claim is answered at once, without leases.
+        A claim in the running or the next batch gets the result of that batch. Any other claim is
+        answered at once, without leases.
         """
         waiter.patient = False
         if waiter in waiter.queue.idle:
@@ -223,7 +223,7 @@ class ClaimDispatcher:
             waiter.answer.set_result(())
 
     def _woken(self, waiter: _Waiter) -> None:
-        """Schedule another look-up of a claim after a change of its worker, such as draining."""
+        """Try a claim again in the next batch, because its worker was changed, such as drained."""
         waiter.changed = waiter.looking
         if waiter in waiter.queue.idle:
             del waiter.queue.idle[waiter]
@@ -235,9 +235,9 @@ class ClaimDispatcher:
             self._serving = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:
-        """Look for measurement requests for the waiting claims, one batch of claims at a time.
+        """Lease measurement requests to the waiting claims, one batch of claims at a time.
 
-        Ends when no claim needs a look-up before the next notice of new requests.
+        Ends when no claim can get a request before the next notice of new requests.
         """
         try:
             while some := self._due():
@@ -253,7 +253,7 @@ class ClaimDispatcher:
             self._serving = None
 
     def _due(self) -> Sequence[_Waiter]:
-        """Select up to `MOST` claims for the next look-up, and mark them as part of it.
+        """Select up to `MOST` claims for the next batch, and mark them as part of it.
 
         New claims and claims of changed workers come first, then claims whose targets may have
         queued requests.
