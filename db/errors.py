@@ -51,7 +51,7 @@ class ShortIdError(NotFoundError):
 
 
 class AmbiguousIdError(NotFoundError):
-    """The given prefix of an id fits several ids."""
+    """Several ids start with the given prefix."""
 
     def __init__(self, what: str, key: str, found: str) -> None:
         super().__init__(what, key)

@@ -9,7 +9,7 @@ from tilewright.db.types import SerialId
 
 
 class SweepRow(Base):
-    """A lock on periodic work, such as deleting old rows, that one process does at a time.
+    """A lock that lets only one process at a time do periodic work, such as deleting old rows.
 
     Attributes:
         name: the name of the work.

@@ -117,7 +117,7 @@ def end_without_result(
     """End a lease without a result, and decide what happens to its request.
 
     The request is completed by a late result of an earlier worker, queued again after a pause, or
-    ended. Return its new state.
+    given up. Return its new state.
 
     Args:
         connection: in a writing transaction.
@@ -187,8 +187,8 @@ def end_without_result(
 def _answer_late(connection: sa.Connection, request: sa.Row[Any], now: float) -> bool:
     """Complete a request with a late result, if a trusted one is stored.
 
-    A late result arrived after the request was leased to another worker. It is trusted unless its
-    worker is in quarantine. Return whether a result was used.
+    A late result is one that arrived after the request was leased to another worker. It is trusted
+    unless its worker is in quarantine. Return whether a result was used.
     """
     query = (
         sa.select(leases.c.id, leases.c.worker_id, leases.c.late_result)

@@ -376,9 +376,9 @@ class WorkerStore:
         )
 
     def _columns(self) -> Sequence[sa.ColumnElement[Any]]:
-        """Return all columns of the table, and the computed column `silent_seconds`.
+        """Return all columns of the table, and a computed column `silent_seconds`.
 
-        This is the time since the worker's last heartbeat.
+        `silent_seconds` is the time since the worker's last heartbeat.
         """
         return (*_workers.c, self._silent_seconds())
 

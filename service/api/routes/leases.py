@@ -78,12 +78,11 @@ async def spell_out(
     limiter: LimiterDep,
     token: Measurer,
 ) -> PlainView:
-    """Expand the request of a lease for a device without NumPy. The call may be repeated.
+    """Add input arrays and a plan to a leased request, for a device without NumPy.
 
-    The expanded request has a plan that states which element of which array fills each buffer. The
-    arrays are stored as blobs, which the worker may then download. The response is 422
-    `not-spelled-out` if the request needs NumPy on the device, such as a program with dynamic
-    sizes.
+    The plan states which element of which array fills each buffer. The arrays are stored as blobs,
+    which the worker may then download. The response is 422 `not-spelled-out` if the request needs
+    NumPy on the device, such as a program with dynamic sizes. The call may be repeated.
     """
     await run_in_threadpool(limiter.take, Limited.SPELLINGS)
     await traffic.own(body.worker_id, token)
