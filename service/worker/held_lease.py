@@ -66,9 +66,8 @@ class InFlightLeases:
     def room(self) -> int:
         """Return the number of further leases that the worker may claim, at most PREFETCHED.
 
-        The caller must hold `changed`. The result is 0 while a result is unreported. Results are
-        reported first, because the service offers a request to other workers once its lease
-        expires.
+        The caller must hold `changed`. The worker may claim none while a measured request is not
+        reported yet: if its lease expired meanwhile, another worker would measure it again.
         """
         return 0 if self.unreported or self.away else PREFETCHED - len(self.leases)
 
@@ -83,8 +82,9 @@ class InFlightLeases:
             return {d for work in self.leases.values() for d in work.request.digests}
 
     def release(self, request_id: str) -> None:
-        """Remove a lease that is finished, lost or failed, and the shared library that only it
-        uses.
+        """Remove a lease that has ended, and delete its shared library if no other lease uses it.
+
+        The lease is finished, lost, failed or returned to the service.
         """
         with self.changed:
             work = self.leases.pop(request_id, None)

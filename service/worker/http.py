@@ -61,7 +61,7 @@ class Refused(Exception):
 
     @property
     def ends_worker(self) -> bool:
-        """Whether the token or the release makes the service reject every further request."""
+        """Whether every further request would be rejected: wrong token or protocol version."""
         return self.slug in ("unauthorized", "forbidden", "protocol-version")
 
 

@@ -104,10 +104,11 @@ class Measuring:
         self._in_flight.release(request_id)
 
     def _blame(self, together: Sequence[HeldLease]) -> None:
-        """Handle the leases that were measured when the device became unreachable.
+        """Handle the leases whose measurement was interrupted because the device was lost.
 
-        A lease that was being measured at an earlier loss of the device, too, is reported as
-        KILLED. Other leases are released, so that they are measured again.
+        A request may make the device crash. So if the device was lost before during the same
+        request, the lease is reported as KILLED. Otherwise it is released, so that the request is
+        measured again.
         """
         for work in together:
             request_id = work.request.request_id

@@ -106,11 +106,15 @@ class Device(Protocol):
     def second_opinion(self, first: ClaimReporter) -> Device:
         """Return the device on which to repeat a measurement by the reporter `first`.
 
-        It is another worker than `first` if one is alive.
+        If another worker than `first` is alive, the returned device is that worker.
         """
 
     def worth(self, first: ClaimReporter) -> Attestation:
-        """Return how trustworthy a claim by `first` becomes once `second_opinion` confirms it."""
+        """Return the attestation that a claim by `first` gets if `second_opinion` confirms it.
+
+        For example, a confirmation by a worker of another owner is worth more than a confirmation
+        by the same worker.
+        """
 
     def runs(self, target: Target) -> bool:
         """Whether the device can run code for this target."""

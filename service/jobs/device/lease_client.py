@@ -1,8 +1,8 @@
 """A job's client of the lease queue: submits requests, ranks workers and interprets results.
 
-A request is a batch of kernel measurements or a run of programs; the client treats both alike. The
-request's id ensures that it is queued only once. A request is first offered to one worker. Its
-outcome is either a plausible result or the reason for a missing result.
+A request is a batch of kernel measurements or a run of programs; the client treats both alike. A
+request whose id is already in the queue is not queued again. A request may be offered to one worker
+first. Its outcome is either a plausible result or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class LeaseClient:
     def workers(self, target_key: str) -> Sequence[RegisteredWorker]:
         """Return the workers that run a target and that the job may use, live workers first.
 
-        Among the live workers, those that did not take requests in time come last.
+        A live worker from which `pass_on` took requests comes after the other live workers.
         """
 
         def order(worker: RegisteredWorker) -> tuple[bool, int, int]:

@@ -56,9 +56,10 @@ class LeasedDevice(ProgramRuns):
             (WorkerAbsent) instead of failing.
         limit_seconds: the wall-time limit of each step of a run: loading a program, or running it
             once.
-        second: whether this device repeats measurements for a review; it then never reuses results
-            of the first device.
-        canaries: whether a worker in quarantine counts as one that can measure kernels.
+        second: whether this device repeats measurements to review a claim. The results of the
+            reviewed measurements are then never reused.
+        canaries: whether the device also waits for kernel measurements if its only workers are in
+            quarantine.
         priority: the priority of this job's kernel measurements relative to other jobs'.
         given: the user's input values for the model; other inputs are random.
     """
@@ -150,10 +151,11 @@ class LeasedDevice(ProgramRuns):
         return False
 
     def second_opinion(self, first: ClaimReporter) -> LeasedDevice:
-        """Return a device of other live workers of the target, idle workers first.
+        """Return a device that uses only live workers other than `first`, idle workers first.
 
-        Workers of another owner are preferred, because one owner of two workers could confirm a
-        false claim. If no other worker is alive, the new device has the same workers as this one.
+        If there are workers of another owner, only these are used, because an owner of two workers
+        could confirm a false claim. If no other worker is alive, the new device has the same
+        workers as this one.
         """
         others = self._others(first)
         absent = min(self._absent_seconds, SECOND_SECONDS) if others else self._absent_seconds
@@ -177,9 +179,9 @@ class LeasedDevice(ProgramRuns):
         return Attestation.ONCE if other is None else _worth(first, other)
 
     def _others(self, first: ClaimReporter) -> Sequence[RegisteredWorker]:
-        """Return the other live workers of the target whose confirmation would be worth most.
+        """Return the live workers other than `first` whose confirmation would be worth most.
 
-        The workers with the fewest leased requests come first.
+        They all run the target. The workers with the fewest leased requests come first.
         """
         others = [
             worker

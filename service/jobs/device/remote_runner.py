@@ -6,8 +6,9 @@ worker can renew a lease, so expiry by another process would cancel leases of he
 
 Submissions and acknowledgements are batched until the tuner polls, and then written in one
 transaction. With many workers, a commit per request took most of a tuner's time. If a tuner is
-killed, its unwritten batch is lost, but no worker has seen it. The next process proposes these
-candidates again, and recognises requests whose trials are already stored.
+killed, its unwritten batch is lost, but no worker has seen it, and the next process proposes the
+same candidates again. An unwritten acknowledgement does no harm: the trials of the request are
+already stored, and the next process does not store them twice.
 """
 
 from __future__ import annotations
@@ -59,12 +60,14 @@ class RemoteRunner:
         interrupt: set when this process must release the job.
         worker_ids: the only workers that may be used, in order of preference; empty for all.
         cancel: set when the user wants the job to end.
-        absent_seconds: the time without a live worker after which the open requests are cancelled.
-        gives_back: whether to raise WorkerAbsent then, which releases the job, instead of
-            cancelling.
+        absent_seconds: the time without a live worker after which the unfinished requests are
+            cancelled.
+        gives_back: whether to raise WorkerAbsent after this time, which releases the job, instead
+            of cancelling the requests.
         canaries: whether a worker in quarantine counts as alive.
         priority: the priority relative to other jobs' requests.
-        plain: whether requests are expanded for workers without NumPy.
+        plain: whether requests contain the input arrays, for workers without NumPy, which cannot
+            generate them (`tuner.measure.plain_form`).
         clock: returns the time in seconds.
     """
 
@@ -223,10 +226,10 @@ class RemoteRunner:
         self._stored.clear()
 
     def _withdraw(self, request_ids: Sequence[str]) -> None:
-        """Remove requests from the batch before it is queued.
+        """Remove cancelled requests from the batch that is not queued yet.
 
-        A request that an earlier process already queued stays open, so that its result is still
-        returned.
+        If an earlier process of the job has queued the same request, `poll` still returns the
+        result of that request.
         """
         mine = [name for name in request_ids if name in self._gathered]
         if not mine:
@@ -242,10 +245,9 @@ class RemoteRunner:
             self._blobs.clear()
 
     def _look_for_workers(self) -> None:
-        """End the wait if no worker has been alive for `absent_seconds` while requests are open.
+        """Cancel the unfinished requests if no worker has been alive for `absent_seconds`.
 
-        Raises WorkerAbsent if the runner was created with `gives_back`; otherwise cancels the
-        requests.
+        If the runner was created with `gives_back`, WorkerAbsent is raised instead.
         """
         now = self._clock()
         if not self._open or self.workers or (self._canaries and self._in_quarantine):
@@ -256,9 +258,9 @@ class RemoteRunner:
             self.cancel()
 
     def _pass_on(self) -> None:
-        """Offer the requests that no worker has leased to the next named worker.
+        """Offer unleased requests to the next named worker, after `TURN_SECONDS`.
 
-        This happens if the current worker had them for `TURN_SECONDS`.
+        The time counts since the requests were offered to the present worker.
         """
         now = self._clock()
         if self._worker is None or not self._open or now - self._turned < TURN_SECONDS:
@@ -269,7 +271,10 @@ class RemoteRunner:
             self._worker = other.id
 
     def _look(self) -> list[MeasureResult]:
-        """Queue the batch, return the available results, and react to absent workers."""
+        """Queue the batch and return the available results.
+
+        If no worker takes the requests, they are offered to another worker or cancelled.
+        """
         self._send()
         results = self._collect()
         self._look_for_workers()

@@ -37,8 +37,8 @@ TURN_SECONDS = 30.0
 class RunQueue:
     """Runs the programs of one job on one worker through the lease queue.
 
-    The first live worker in the order of `LeaseClient.workers` gets the runs. If that worker is
-    lost or does not take a run in time, another worker gets it.
+    The first live worker in the order of `LeaseClient.workers` gets all runs. If that worker is
+    lost, or does not lease a run within `TURN_SECONDS`, another worker gets the runs.
 
     Args:
         client: the job's client of the lease queue.
@@ -46,7 +46,8 @@ class RunQueue:
         absent_seconds: the time to wait while no worker can take a run.
         gives_back: after `absent_seconds`, whether to release the job (WorkerAbsent) instead of
             failing (DeviceError).
-        opinion: a label; runs with different labels never share results.
+        opinion: a label for the runs, such as "second" for the runs of a review. A run never reuses
+            the result of a run with another label.
     """
 
     def __init__(
@@ -218,9 +219,14 @@ class RunQueue:
             raise
 
     def _present(self, worker: RegisteredWorker, state: RequestState) -> bool:
-        """Whether a worker is healthy, or may still finish a request in this state.
+        """Whether a worker can still be expected to complete a request.
 
-        A draining or quarantined worker may finish a request that it has leased.
+        This holds for a healthy worker. It also holds for a draining or quarantined worker that has
+        leased the request.
+
+        Args:
+            worker: the worker.
+            state: the state of the request.
         """
         found = self._client.health(worker.id)
         in_hand = state is RequestState.LEASED and found in (Health.DRAINING, Health.QUARANTINED)
@@ -235,9 +241,10 @@ class RunQueue:
 
 
 def _holds(status: RequestStatus) -> bool:
-    """Whether an ended request has a final result, so that a repetition would be useless.
+    """Whether the result of an ended request is kept; otherwise the run is queued again.
 
-    A run that failed for lack of memory, or that the worker refused, may succeed later.
+    A result is not kept if the worker lacked memory or refused the run, because the run may succeed
+    later.
     """
     if status.state is not RequestState.DONE:
         return False

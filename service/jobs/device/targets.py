@@ -24,9 +24,9 @@ def runnable_targets(
     its device comes first, followed by all other targets that the device can run: targets that the
     compiler describes, this machine's `host` target, and targets that jobs have used. The best
     target and the `host` target also occur with narrower vectors, such as 128 instead of 256 bits.
-    If the device is like this machine, `host` comes first, because it is more detailed than a
-    described target. Targets that the compiler does not describe are stored, so that a job can
-    refer to them by key.
+    If the device has the same CPU as this machine, the `host` target comes first, because its
+    description is more detailed. Targets that the compiler does not describe are stored, so that a
+    job can refer to them by key.
 
     Args:
         named: the names or keys of targets that the worker lists; empty to detect them.
@@ -59,7 +59,7 @@ def runnable_targets(
 def recognised_as(device: Mapping[str, Any]) -> str:
     """Return a sentence for the user that names the best target for a device.
 
-    Return "" if the device reports no facts, or if no target fits.
+    Return "" if the device reports no facts, or runs no target that the compiler describes.
     """
     try:
         return best_target(DeviceFacts.from_json(device))[1] if device else ""

@@ -1,16 +1,17 @@
 """Verifies a program step by step: compares each value that the program writes with a reference.
 
 The reference computes the imported graph in float64. After each comparison the reference continues
-with the program's value instead of its own. So errors do not propagate: a comparison covers only
-the operators since the previously compared values, with their passes, fusion, layouts, memory and
-kernel. If all comparisons succeed, the whole program computes the imported graph. This holds even
-if rounding flips a comparison or a selection in the model, which changes all later values.
+with the program's value instead of its own. So errors do not propagate: a comparison tests only the
+operators since the previously compared values, as the passes and code generation changed them. If
+all comparisons succeed, the whole program computes the imported graph. This holds even if rounding
+changes the result of a comparison or selection in the model, and so all later values.
 
 An element whose error exceeds the rounding bound is excused if rounding can explain the error. To
 test this, the operators since the previously compared values run again on slightly perturbed
-operands. Results that are rounded, and the operands of selections such as a maximum, are perturbed
-too. An integer is excused if a perturbed run also produced it. A float is excused if its distance
-from the reference is at most a few times the distances of the perturbed results.
+operands. The results of each operator, and the operands of discontinuous operators such as a
+comparison, are perturbed too. An integer is excused if a perturbed run also produced it. A float is
+excused if its distance from the reference is at most a few times the distances of the perturbed
+results.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ class WrongProgramError(CompilerError):
     Attributes:
         value: the first wrong value; "" if it is unknown.
         nodes: the operators of the model that compute `value` from correct values.
-        written: the values in the plan's graph from which `value` was read.
+        written: the values of the plan's graph from which `value` is computed; `value` itself if
+            the program writes it.
     """
 
     def __init__(
@@ -235,16 +237,16 @@ class _Steps:
         return name in self._ports or name in self._shown
 
     def _writers(self, name: str) -> tuple[str, ...]:
-        """Return the names of written values from which a value of the graph is read."""
+        """Return the names of the program's values from which a value of the graph is computed."""
         shown = self._direct(name)
         own = (origin for each in shown for origin in each.origins)
         return tuple(dict.fromkeys([*([name] if name in self._ports else []), *own]))
 
     def _direct(self, name: str) -> tuple[Shown, ...]:
-        """Return the ways to read a value of the graph from written values, for a comparison.
+        """Return the ways to compute a value of the graph from the program's values.
 
-        A selection of elements of several written values is returned only if the value has no
-        direct form and is not an output of the model.
+        A way that selects or combines elements (`Shown.whole` is False) is returned only if there
+        is no other, and only if the value is not an output of the model.
         """
         shown = self._shown.get(name, ())
         direct = tuple(each for each in shown if each.whole)
@@ -338,8 +340,9 @@ class _Steps:
         return graph.replace(inputs=sorted(before), nodes=nodes[::-1], outputs=[name])
 
     def _before(self, name: str) -> tuple[Graph, dict[str, np.ndarray]]:
-        """Return the segment that computes a value (`_segment`), and the program's data for its
-        inputs.
+        """Return the operators that compute a value from the nearest compared values before it.
+
+        The second result has the program's arrays for the inputs of these operators, by name.
         """
         segment = self._segment(name)
         given, types = {}, dict(segment.types)
@@ -360,8 +363,8 @@ def _computed(values: np.ndarray, dtype: DType) -> np.ndarray:
 def _rounding(graph: Graph, node: Node) -> float:
     """Return the largest relative rounding error of a node's result.
 
-    For a loop or branch, the nodes of its bodies are included. Nodes that only move elements add
-    none.
+    The result is 0 for a node that only moves elements. For a loop or branch, it is the largest
+    rounding error of the nodes in its bodies.
     """
     inner = (_rounding(body, step) for body in node.bodies for step in body.nodes)
     exact = ops.get(node.op).kind in MOVING

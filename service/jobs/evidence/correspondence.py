@@ -29,12 +29,12 @@ class Shown:
     """One way to compute a value of the imported graph from values that a program writes.
 
     Attributes:
-        value: the name of the value in the plan's graph.
+        value: the name of the same value in the plan's graph.
         type: the type of the value in the plan's graph.
         origins: the written values from which it is computed; `value` itself if a kernel writes it.
         moves: the graph that computes `value` from the origins; None if `value` is its own origin.
-        whole: whether the origin holds exactly this value, perhaps in another form. False if
-            elements of the origins are selected or combined.
+        whole: whether the single origin holds all elements of `value`, perhaps padded or shifted.
+            False if elements of the origins are selected or combined.
     """
 
     value: str
@@ -44,7 +44,9 @@ class Shown:
     whole: bool = True
 
     def numbers(self, written: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Compute the value from the written values, in a type that NumPy computes with.
+        """Return the array of the value, computed from the arrays of its origins.
+
+        The element type is one that NumPy supports; for example, bfloat16 becomes float32.
 
         Args:
             written: the arrays of the origins by name, in row-major memory.

@@ -79,7 +79,8 @@ class Verdict:
         outcome: the outcome of the race against the untuned program, such as "faster". It refers to
             the schedules in use, or to all tuned schedules if the defaults are in use. "same": no
             schedule differs from its default. "not_run": there was no race, because the device
-            could not run it, or no job had all these records together.
+            could not run it, or because there is no device and no stored result of a race between
+            the same programs.
         comparison: the measured ratio behind `outcome`; None without a race.
         dropped: the keys of the workloads that fell back to their defaults.
         reason: the reason, as text for users.
@@ -250,11 +251,10 @@ def _usable(
     device: Device,
     job_id: str,
 ) -> Verdict | None:
-    """Return the verdict of the stored race `identity`, or of a new race, after reviewing the
-    verdict.
+    """Return the reviewed verdict of a race: the stored race `identity`, or else a new one.
 
-    Return None if the race was withdrawn, or disputed by another job, before this job could use its
-    verdict.
+    Return None if someone withdrew the race meanwhile, or another job disputed it; the caller then
+    tries again.
     """
     known = storage.ledger.race(identity, job_id)
     if known is not None:
@@ -348,8 +348,8 @@ def _race(
 ) -> tuple[Verdict, str]:
     """Race the tuned program against the untuned program.
 
-    If it is not faster, a second race is run in which only schedules with a large gain (`_is_sure`)
-    are tuned.
+    If the tuned program is not faster, a second race is run. In it, the tuned program uses only the
+    tuned schedules with a large measured gain, and defaults for the other workloads.
 
     Returns:
         the verdict, and the id of the worker that ran all races; "" on the local machine or if
@@ -397,18 +397,20 @@ def _race(
 
 
 def _is_sure(record: TuningRecord) -> bool:
-    """Whether a record's measured gain is large enough to be expected end to end.
+    """Whether a record's measured gain is so large that the whole model probably gains too.
 
-    The upper end of the interval of its time ratio to the incumbent must lie below `SURE_RATIO`.
+    The record's time as a fraction of the incumbent's time has a confidence interval. The upper end
+    of the interval must be less than `SURE_RATIO`.
     """
     comparison = record.measurement.comparison
     return comparison is not None and comparison.interval.high < SURE_RATIO
 
 
 def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
-    """Compile the model at each of its sizes.
+    """Return the compiled programs of the model, one for each plan.
 
-    With dynamic dimensions, the result has the program at each sampled combination of sizes.
+    A plan with dynamic dimensions has one entry for each combination of sizes at which it is
+    measured.
     """
     builder.reserve([each.served_plan for each in planned], spare=PROGRAMS)
     return [

@@ -208,8 +208,8 @@ class Observation:
     def same_as_plain(self) -> bool:
         """Whether the outputs are identical with and without the additional copies.
 
-        They can differ, because only the original program runs a batch in slices or writes outputs
-        in place of inputs.
+        The outputs can differ if the program is wrong, because the copies change how it runs: a
+        program with copies neither runs a batch in slices nor writes outputs in place of inputs.
 
         Raises:
             DeviceError: if the device cannot run the program.
@@ -223,10 +223,7 @@ class Observation:
         return True
 
     def _port_groups(self) -> Iterator[list[str]]:
-        """Yield the names of the outputs, in groups that are small enough for one fetch.
-
-        A segment of an object detector has hundreds of outputs.
-        """
+        """Yield the names of the outputs, in groups that are small enough for one fetch."""
         return ([port.name for port in group] for group in self._ports)
 
     def _fetched(self, group: Sequence[Written]) -> dict[str, np.ndarray]:
@@ -266,7 +263,7 @@ Brought = TypeVar("Brought", Written, Port)
 def _groups(values: Sequence[Brought], most: int) -> tuple[tuple[Brought, ...], ...]:
     """Split values, in order, into groups of at most `most` bytes.
 
-    A larger value forms a group of its own.
+    A value of more than `most` bytes forms a group of its own.
     """
     groups: list[list[Brought]] = []
     room = 0

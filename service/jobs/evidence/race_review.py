@@ -17,7 +17,8 @@ from tilewright.tuner.protocol.run_results import Race
 class RaceAgain:
     """Repeats the race behind a verdict; the `Repetition` for verdicts.
 
-    The second race confirms the verdict if both races agree on whether a challenger is faster. It
+    In a race, one or several programs (the challengers) compete with the untuned program. The
+    second race confirms the verdict if both races agree on whether any challenger is faster. It
     contradicts the verdict if a challenger is faster in one race and slower in the other. Any other
     combination, such as faster and a tie, is inconclusive.
 
@@ -68,14 +69,15 @@ def review_race(
 ) -> Reviewed:
     """Review the verdict of a race: repeat the race, and confirm or dispute the verdict.
 
-    The race is repeated only if a confirmation would raise the attestation of the verdict.
+    The race is repeated only if the verdict is weakly attested, and a confirmation would raise its
+    attestation.
 
     Args:
         claim: the verdict.
         storage: the database with the claim.
         device: the device of the job that relies on the verdict.
         race: runs the programs of the verdict on a device.
-        first: the outcome of each challenger in the first race.
+        first: the outcome in the first race of each program that was raced against the untuned one.
         job_id: the job that relies on the verdict; "" without one.
 
     Raises:

@@ -68,7 +68,7 @@ class Repetition(Protocol[C_contra]):
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """The number of claims that were confirmed, disputed or left open by reviews.
+    """The results of reviews: confirmed, disputed and unconfirmed claims.
 
     Attributes:
         confirmed: the number of confirmed claims.
@@ -101,7 +101,7 @@ class Review(Generic[C]):
         storage: the database with the claims.
         device: the device of the reviewing job; its `second_opinion` repeats the measurements.
         repetition: repeats the measurements.
-        stopped: returns whether to make no further attempt.
+        stopped: returns True if no further attempt is to be made.
         rounds: the number of attempts per claim.
         job_id: the reviewing job, which is not notified of a dispute; "" without one.
     """
@@ -114,7 +114,7 @@ class Review(Generic[C]):
     job_id: str = ""
 
     def doubtful(self, claims: Sequence[C]) -> Sequence[C]:
-        """Return the weakly attested claims whose attestation a repetition could raise now."""
+        """Return the weakly attested claims whose attestation the live workers could raise."""
         weak = [one for one in claims if one.attestation.weak]
         worth = {one: self.device.worth(one) for one in {each.reporter for each in weak}}
         return [one for one in weak if worth[one.reporter].rank > one.attestation.rank]

@@ -1,8 +1,8 @@
 """Reviews tuning records: measures the record's schedule and the default again, interleaved.
 
-Jobs use a record even if it is weakly attested, because only workers of one owner measured it. The
-next job that could use such a record reviews it if a worker of another owner is connected. An idle
-tuner does the same (`service.jobs.evidence.weak_records`).
+A record is weakly attested if only workers of one owner measured it. Jobs may use such a record.
+But the next job that could use it reviews it first, if a worker of another owner is connected. An
+idle tuner reviews such records, too (`service.jobs.evidence.weak_records`).
 """
 
 from __future__ import annotations

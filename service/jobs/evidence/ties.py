@@ -222,12 +222,11 @@ class NormalPool:
 
 
 class _Mover:
-    """Perturbs the values in one run: results by a rounding error, operands of comparisons
-    slightly.
+    """Perturbs the values of one run: the result of each node, and operands of discontinuous nodes.
 
     `run_graph` calls an instance with each node, its operands and its result; the call returns the
-    perturbed result. Operands of discontinuous operators move up, down, or in a random direction
-    per element.
+    perturbed result. The operands of a discontinuous node, such as a comparison, are increased,
+    decreased, or changed in a random direction per element.
     """
 
     def __init__(
@@ -248,8 +247,8 @@ class _Mover:
                 random.
             narrow: the 16-bit float type of the program's products; None without one.
             mixed: whether the kernel's algorithm adds different rows and columns.
-            terms: caches, by result, the sums of the terms' magnitudes, which hardly differ between
-                runs.
+            terms: a cache shared by all runs: for the result of a sum or product, by name, the sum
+                of the absolute values of its terms.
         """
         self._terms = terms
         self._graph = graph

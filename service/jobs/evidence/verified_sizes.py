@@ -1,9 +1,9 @@
 """Selects the sizes at which a program with dynamic dimensions is verified.
 
-The sizes are its hints, the sizes that a user states, both ends of its ranges, and random sizes.
-The reference is computed slowly by NumPy. So an end of a range is moved nearer to the hints if the
-model has many times the operations there. The operations of a node that only moves data or reads
-shapes are counted as its number of elements.
+The sizes are the program's size hints, sizes that a user states, both ends of the ranges, and
+random sizes. NumPy computes the reference slowly. So if a size needs many times as many operations
+as the hints, a size nearer to the hints is verified instead. A node that only moves data or reads
+shapes counts as one operation per element.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ STEPS_OPERATIONS = 8_000_000_000
 def costs_little(planned: Planned) -> bool:
     """Whether a model is so small that it is always verified step by step.
 
-    The limits are STEPS_ELEMENTS and STEPS_OPERATIONS.
+    Its values must have at most STEPS_ELEMENTS elements, and a run at most STEPS_OPERATIONS
+    operations.
     """
     graph, plan = planned.graph, planned.plan
     made = [kind for name, kind in graph.types.items() if name not in graph.constants]
@@ -93,7 +94,12 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
 
 
 def _hints(planned: Planned, found: DynamicPlan) -> list[dict[str, int]]:
-    """Return the sizes at which the plan was made, followed by the sizes that a user states."""
+    """Return the sizes of `planned`, followed by the sizes that a user states or samples have.
+
+    Args:
+        planned: the plan at fixed sizes.
+        found: the plan with dynamic dimensions.
+    """
     sizes_of = dict(planned.sizes)
     first = {d.name: sizes_of[d.name] for d in found.ranges}
     if not found.stated:
@@ -109,15 +115,15 @@ def _different(
     seen: Sequence[dict[str, int]],
     share: Callable[[], float] = lambda: MOST,
 ) -> Iterator[dict[str, int]]:
-    """Yield the wanted sizes, without duplicates and without the sizes in `seen`.
+    """Yield the wanted combinations of sizes, without duplicates and the combinations in `seen`.
 
-    Sizes that need too many operations are moved nearer to the first of `seen`.
+    A combination that needs too many operations is replaced by one between it and `seen[0]`.
 
     Args:
         planned: the plan at fixed sizes.
         found: the plan with dynamic dimensions.
-        wanted: the sizes, each a size per dimension.
-        seen: the sizes already used.
+        wanted: the combinations, each with a size per dimension.
+        seen: the combinations that were used before; not empty.
         share: returns the limit of operations, as in `at_other_sizes`.
     """
     known = {d.name: d for d in found.ranges}

@@ -86,8 +86,8 @@ class GivenInputs:
             inputs: the shapes of the model's inputs; a dynamic dimension is represented by its
                 name.
             ranges: the ranges of dimensions that the user has given.
-            others: sizes that the user requests in addition; they may lie outside the ranges, and
-                are then not counted.
+            others: sizes for which the user wants programs of their own. A sample may have such a
+                size even if it is outside the range of its dimension; it is then not counted.
 
         Returns:
             for each dimension, the number of samples by size.
@@ -118,7 +118,7 @@ class GivenInputs:
     def of_each_size(self) -> list[Arrays]:
         """Return the first sample of each combination of shapes, at most MOST_STATED samples.
 
-        In the result, the inputs for which a number is given are filled with the number.
+        An input for which the user gives a number is filled with the number.
         """
         found: dict[tuple[tuple[str, tuple[int, ...]], ...], Arrays] = {}
         for sample in self.samples:

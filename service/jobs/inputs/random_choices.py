@@ -24,7 +24,7 @@ FEW = 1 << 20
 
 @contextmanager
 def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
-    """A context in which a model runs on random inputs, and which completes its error messages.
+    """A context for running a model on random inputs, which adds the inputs' names to an error.
 
     Args:
         plans: the plans of the model.
@@ -55,8 +55,7 @@ def check_draws(plans: Sequence[Planned]) -> None:
 
 
 def with_inputs(error: InvalidInputError, plans: Sequence[Planned]) -> InvalidInputError:
-    """Return an error whose message names the random inputs that caused it and how to give real
-    ones.
+    """Return an error whose message adds which random inputs caused it, and how to give real ones.
 
     An error that does not depend on a random input is returned unchanged.
 
@@ -120,7 +119,8 @@ def _refusals(body: Graph) -> list[str]:
 def _random_inputs(planned: Planned) -> frozenset[str]:
     """Return the names of a plan's inputs that the user did not give.
 
-    For a segment of a model the result is empty, because values of the model are its inputs.
+    For a model in several segments the result is empty: the inputs of a segment are values that
+    earlier segments computed.
     """
     if planned.stages is not None:
         return frozenset()

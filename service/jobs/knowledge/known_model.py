@@ -50,8 +50,8 @@ class KnownModel:
         model: an ONNX file, or its bytes.
         storage: the database.
         mode: the mode in which code is generated.
-        selected: the selected schedules and their verdict for each compiled program. The plans in
-            it are dropped.
+        selected: for each compiled program, its schedules and why they were selected. The attribute
+            `planned` of each entry is empty, to free memory.
     """
 
     model: str | Path | bytes
@@ -101,8 +101,8 @@ class KnownModel:
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
         """Return the selected schedule of a workload, or None for the default.
 
-        The workload must belong to a program that was planned before. This method implements
-        `tilewright.compiler.program.kernels.ScheduleSource`.
+        Schedules are selected when a program is planned; for a workload of no planned program, the
+        result is None. This method implements `tilewright.compiler.program.kernels.ScheduleSource`.
         """
         return self._schedules.get(workload_key)
 

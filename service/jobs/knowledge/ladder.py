@@ -135,8 +135,8 @@ def borrowed(tasks: Sequence[Task], storage: Storage) -> dict[RecordKey, TuningR
     """Find a record of the same family for each task that has no record of its own.
 
     Two layers of a quantised model that differ only in their scales are two workloads with separate
-    records. A search for either would find the same schedule. So the job does not search: it only
-    compares the borrowed schedule with the default, which takes two candidates.
+    records. A search would find the same schedule for both. So if one has a record, the job does
+    not search for the other: it only compares the schedule of that record with the default.
 
     Returns:
         the records by the task's key; a task without such a record is missing.
@@ -173,18 +173,17 @@ def near_records(near: Near, mode: Mode, storage: Storage) -> dict[RecordKey, St
 def step_to(
     key: RecordKey, workload: Workload, near: Near, mode: Mode, storage: Storage
 ) -> LadderStep | None:
-    """Find the stored record with the most similar sizes from which a workload can borrow the
-    schedule.
+    """Return the first record in `near` whose schedule a workload can borrow.
 
     Args:
         key: the record key of the workload.
         workload: the workload.
-        near: the candidates, nearest first, from `near_shapes`.
+        near: workloads that differ only in sizes, most similar first, from `near_shapes`.
         mode: the mode of the key.
         storage: the database.
 
     Returns:
-        the record; None if no schedule can be borrowed.
+        the record; None if the workload can borrow none of the schedules.
     """
     usable = _Borrowing({key: workload}, mode, storage, holding=False)
     return _nearest(key, near, near_records(near, mode, storage), usable).get(key)
@@ -203,8 +202,9 @@ def _nearest(
 class _Borrowing:
     """Decides whether a workload can borrow the schedule of a record.
 
-    A call takes the workload's record key and a record, and returns the decision. A workload may be
-    compared with hundreds of records, so its schedule space and its failed schedules are cached.
+    A call takes the workload's record key and a record, and returns the decision. The schedule
+    space and the failed schedules of a workload are cached, because there may be hundreds of calls
+    per workload.
     """
 
     def __init__(

@@ -48,7 +48,8 @@ def deliver_verified(
         storage: the database, in which wrong records are withdrawn.
         deliver: compiles and delivers the program.
         bound: the limits of the child process that verifies; None to verify in this process.
-        job_id: the job. Records that it finally does not use are no longer counted as used by it.
+        job_id: the job. The database stores which records it uses; records that were replaced by
+            defaults are removed from this list.
         more_seconds: the time for verifying sizes other than the hints.
 
     Returns:
@@ -92,9 +93,13 @@ def _verifier(
 
 
 def _without(selected: SelectedSchedules, error: WrongProgramError) -> SelectedSchedules:
-    """Return the selection, but with defaults for the kernels that wrote the wrong value.
+    """Return the selection, but with defaults for the kernels that wrote a wrong value.
 
     If no tuned kernel wrote that value, all kernels get their defaults.
+
+    Args:
+        selected: the schedules with which the program was wrong.
+        error: names the wrong value.
     """
     kept = dict(selected.schedules.schedules)
     at_fault = kept.keys() & {

@@ -209,7 +209,7 @@ class JobRun:
                 raise
 
     def _is_alone(self) -> bool:
-        """Whether the job's wait for a worker has timed out, and still no worker is available."""
+        """Whether the job waited in vain for a worker, and still no worker is available."""
         job = self.job
         if job.reason is None:
             return False

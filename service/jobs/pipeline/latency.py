@@ -49,8 +49,8 @@ class Latency:
         Args:
             sizes: the sizes of the dynamic dimensions.
             untuned_seconds: the time of the untuned program.
-            served: the time ratio of the program with the selected schedules to the untuned
-                program; None if the two are the same.
+            served: the time of the program with the selected schedules, divided by the time of the
+                untuned program; None if the two programs are the same.
         """
         if served is None:
             return cls(sizes, untuned_seconds, untuned_seconds)

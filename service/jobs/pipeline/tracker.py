@@ -157,11 +157,11 @@ class Tracker:
         """Return the seconds of the whole model: the weighted sum of a time over all tasks.
 
         Args:
-            attribute: the time to add: `default_seconds` or `best_seconds`. The best time replaces
-                a missing time.
+            attribute: the time to add, `default_seconds` or `best_seconds`. For a task without a
+                `default_seconds`, its `best_seconds` is added instead.
 
         Returns:
-            the sum; None if a task has no time at all.
+            the sum; None if a task has no measured time.
         """
         total = 0.0
         for key, row in self.rows.items():

@@ -95,9 +95,13 @@ class FittedRanges:
         self.notes.append(f"{name}={size}, since no program serves {served}: {question}")
 
     def _narrow(self, question: DynamicSizeError) -> bool:
-        """Narrow a range that the user gave so that it excludes the sizes behind an error.
+        """Narrow a range that the user gave, so that it excludes the sizes that cause an error.
 
-        Return whether a range was narrowed.
+        Args:
+            question: the error, which a program for the whole range raises.
+
+        Returns:
+            whether a range was narrowed.
         """
         found = refinements(self.given, question)
         if not found or len(self.notes) >= MOST_NARROWINGS:
@@ -118,8 +122,9 @@ class FittedRanges:
     def rows(self) -> list[dict[str, int]]:
         """Return the combinations of sizes to plan if all dimensions are fixed.
 
-        There is one combination per size hint that the user states; a dimension without several
-        hints has the same size in all.
+        The k-th combination has the k-th of the hints that the user states for each dimension; a
+        shorter list of hints is repeated. A dimension with a single size has it in all
+        combinations.
         """
         several = {
             name: list(self.stated[name])
@@ -195,7 +200,8 @@ class FittedRanges:
 def _is_taken(attempt: Attempt, sizes: Mapping[str, int | Dimension]) -> bool:
     """Whether the model accepts these sizes and ranges when it is imported.
 
-    It also counts as accepted if only another dimension must still be fixed (DynamicSizeError).
+    They also count as accepted if the import raises DynamicSizeError, which only means that another
+    dimension must be fixed.
     """
     try:
         found = attempted(partial(attempt, sizes))

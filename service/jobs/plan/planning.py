@@ -440,7 +440,7 @@ def _plan_fixed(
 def profiled(
     plan: DynamicPlan, ports: ModelPorts, free: Sequence[Dimension], shares: Shares
 ) -> DynamicPlan:
-    """Return a plan for ranges with the sizes at which it is measured and verified.
+    """Select the sizes at which a plan is measured and verified, and return the plan with them.
 
     Args:
         plan: the plan for all sizes of its ranges.
@@ -449,7 +449,7 @@ def profiled(
         shares: the sizes that the user states or samples have, with their fractions.
 
     Raises:
-        InvalidArgumentError: if one of these sizes lies outside its range.
+        InvalidArgumentError: if a size in `shares` lies outside the range of its dimension.
     """
     ports = _united(ports, plan.graph)
     types, constants = plan.graph.types, plan.graph.constants
@@ -466,10 +466,9 @@ def profiled(
 
 
 def _united(ports: ModelPorts, graph: Graph) -> ModelPorts:
-    """Return the inputs and outputs with one name for all dimensions that always have equal
-    sizes.
+    """Return the model's ports with equal names for input dimensions that always have equal sizes.
 
-    The name is the one in the graph.
+    The import of the model finds such dimensions. The name is the one in the imported graph.
     """
 
     def named(name: str, dims: Dims) -> Dims:
@@ -494,11 +493,13 @@ def first_sizes(shares: Shares) -> dict[str, int]:
 
 
 def planned_for_ranges(request: ModelRequest, plan: DynamicPlan) -> Planned:
-    """Return a plan for ranges as a `Planned` with the sizes of the hints.
+    """Return a `Planned` for a plan with dynamic dimensions.
+
+    Its attributes `graph` and `plan` have the sizes of the hints.
 
     Args:
         request: the model, its mode and its fixed sizes.
-        plan: the plan for ranges.
+        plan: the plan with dynamic dimensions.
     """
     hints = dict(plan.hints)
     sizes = {d.name: hints.get(d.name) or typical(dynamic_size(d)) for d in plan.ranges}

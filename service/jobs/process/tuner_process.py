@@ -171,7 +171,9 @@ class TunerProcess:
     def _learn(self) -> bool:
         """Train cost models for the targets with enough new trials.
 
-        Always returns True: until the next job, the main loop does not call this method again.
+        Returns:
+            True, which the main loop stores, so that it does not call this method again before the
+            next job.
         """
         try:
             train_due(self._storage, self._settings.cost_model_trials)

@@ -90,7 +90,7 @@ def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> 
 
 
 def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:
-    """Return the number of operations of the algorithm that needs the fewest, at one point.
+    """Return the number of operations of the algorithm that needs the fewest operations.
 
     Args:
         task: the task, whose schedule space contains the algorithms.
@@ -106,11 +106,17 @@ def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:
 
 
 def _counts(task: Task, point: SizePoint, workload: Workload, space: SubSpace) -> list[float]:
-    """Return the number of operations of an algorithm, such as Winograd, with each of its
-    transforms.
+    """Return the numbers of operations of a fast algorithm, one for each of its variants.
 
-    The knob `outputs`, or else the first knob, selects the transform. The other knobs have their
+    For example, Winograd has a variant for each number of outputs that a transform computes at a
+    time. A knob selects the variant: `outputs`, or else the first one. The other knobs have their
     default values.
+
+    Args:
+        task: the task.
+        point: the sizes of the workload's dynamic dimensions.
+        workload: the task's workload at these sizes.
+        space: the schedules of the algorithm.
     """
     counts = []
     knobs = [knob for knob in space.knobs if knob.name == "outputs"] or space.knobs[:1]
