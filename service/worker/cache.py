@@ -127,14 +127,16 @@ class BlobCache:
         return None
 
     def make_room(self, blobs: Mapping[str, int], keep: Collection[str]) -> bool:
-        """Delete the least recently used files until the missing bytes of `blobs` fit.
+        """Delete the least recently used files until `blobs` fit into the size limit of the cache.
+
+        Only the bytes of `blobs` that are not downloaded yet need room.
 
         Args:
             blobs: the size in bytes of each blob, by digest; files of these blobs are not deleted.
             keep: the digests of other blobs that must not be deleted.
 
         Returns:
-            whether the missing bytes fit.
+            whether the blobs fit.
         """
         return self._shrink(self._missing(blobs), {*keep, *blobs})
 

@@ -1,4 +1,4 @@
-"""Registers a worker with the service, and stores the worker id and the intervals in the answer."""
+"""Registers a worker with the service; stores the id and the intervals that the service returns."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Registration:
                 raise
 
     def _take(self, answer: dict[str, Any]) -> None:
-        """Store the worker id, the key and the intervals in the answer to a registration.
+        """Read the worker id, the service's key and the intervals from the answer, and store them.
 
         Raises:
             Distrusted: if the key of the service has changed.

@@ -167,6 +167,9 @@ class Device(Protocol):
                 the iterable only when its race begins, so that few are in memory.
             threads: the number of threads of a run.
 
+        Returns:
+            the time ratio of each other variant to the incumbent.
+
         Raises:
             DeviceError: if the device cannot complete the runs.
         """

@@ -90,11 +90,13 @@ def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
 def target_key_of(name: str, storage: Storage) -> str:
     """Return the key under which records are stored for a target.
 
-    It is `name` itself if that is a key, or else the key of the named target.
+    Args:
+        name: a target's key, which is returned unchanged, or any name that `resolve_job_target`
+            accepts, such as a worker's name.
+        storage: the database with the targets and workers.
 
     Raises:
-        UnknownTargetError: if `name` is neither a target nor a live worker, or several live workers
-            have the name.
+        UnknownTargetError: if nothing has this name, or several live workers have it.
     """
     return name if is_target_key(name) else resolve_job_target(name, storage).target.key
 

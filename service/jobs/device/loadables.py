@@ -52,10 +52,10 @@ def at_sizes(compiled: CompiledProgram, planned: Planned) -> Loadable:
 
 
 def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:
-    """Return the program of an artifact that implements a plan, as a Loadable.
+    """Return one program of an artifact as a Loadable.
 
-    The program is found by the plan's sizes, and by its segment if the model runs in several
-    segments. The code and the weights are read from the artifact's files.
+    It is the program for the sizes of the plan `planned` and, if the model runs in several
+    segments, for the plan's segment. The code and the weights are read from the artifact's files.
 
     Raises:
         ArtifactError: if the artifact does not support these sizes.

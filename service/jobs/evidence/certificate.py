@@ -266,8 +266,8 @@ class _Steps:
             yield dtype, _computed(from_memory(self._seen.output(self._ports[name]), dtype), dtype)
 
     def _compare(self, name: str, dtype: DType, own: np.ndarray, right: np.ndarray) -> None:
-        """Raise WrongProgramError if an element differs from the reference by more than
-        rounding.
+        """Raise WrongProgramError if an element differs from the reference more than rounding
+        explains.
 
         Args:
             name: the value.
@@ -389,8 +389,9 @@ def _in_range(right: np.ndarray, dtype: DType) -> np.ndarray:
 def _scales(own: np.ndarray, right: np.ndarray, dtype: DType) -> np.ndarray:
     """Return, for each element, the magnitude relative to which its error is measured.
 
-    The magnitude is the largest finite reference element in the channel of the element. Only
-    elements that differ by more than one rounding count. It is 1 if this maximum is zero.
+    The magnitude is the largest reference value in the channel of the element. Infinities, and
+    elements whose error is at most one rounding error, are ignored. If nothing else is in the
+    channel, or only zeros, the magnitude is 1.
 
     Args:
         own: the program's array.

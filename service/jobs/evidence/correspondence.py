@@ -152,9 +152,16 @@ def _moves(graph: Graph, node: Node) -> bool:
 def _undone(planned: Graph, name: str, means: Mapping[str, str]) -> Shown | None:
     """Recover a value of the imported graph from a written value by undoing reversible nodes.
 
-    The nodes before `name` are undone one by one, until a value is reached that has a counterpart
-    in the imported graph (`means`). Return None if there is no such value, or if a node is not
-    reversible.
+    The nodes that compute the written value are undone one by one, last node first, until a value
+    is reached that has a counterpart in the imported graph.
+
+    Args:
+        planned: the plan's graph.
+        name: the written value.
+        means: maps values of the plan to their counterparts in the imported graph.
+
+    Returns:
+        the way to compute the value; None if there is no such value or a node is not reversible.
     """
     value, nodes, types = name, list[Node](), dict(planned.types)
     while (maker := planned.producer(value)) is not None:

@@ -98,8 +98,8 @@ class ScheduleReviews:
         """Review the stored records that this job could use and that are weakly attested.
 
         A record is reviewed only if a second measurement could raise its attestation. A
-        contradicted record is not used any more. The jobs that were built with it are notified by
-        an event.
+        contradicted record is not used any more. The jobs whose artifacts use it are notified by an
+        event.
 
         Args:
             tasks: the tasks whose records are reviewed.
@@ -186,8 +186,9 @@ class _SchedulesAgain:
 def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:
     """Return why a second measurement contradicts the first, as text; "" if it does not.
 
-    It contradicts if the kernel fails or is wrong, if it is slower than the default, or if its time
-    is more than `SLOWER` times the time expected for the second device.
+    The second measurement contradicts the first if the kernel crashes, times out or computes wrong
+    values, if the kernel is slower than the default, or if its time is more than `SLOWER` times the
+    time expected for the second device.
 
     Args:
         first: the record's measurement.

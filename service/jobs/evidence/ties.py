@@ -158,15 +158,15 @@ def rounding_intervals(
 
 
 def _before_jump(segment: Graph, name: str) -> tuple[str, Graph]:
-    """Find the earliest discontinuous operator in the elementwise chain that ends a segment.
+    """Find the first discontinuous operator among the elementwise operators at a segment's end.
 
     Args:
         segment: the graph.
         name: the output of the graph.
 
     Returns:
-        the operand of this operator, and the graph from the operand to the output. If the chain has
-        no discontinuous operator: `name` and a graph without nodes.
+        the operand of this operator, and the graph from the operand to the output. If none of these
+        operators is discontinuous: `name` and a graph without nodes.
     """
     chain: list[Node] = []
     before, kept, value = name, 0, name
@@ -333,8 +333,8 @@ def _adds_up(node: Node) -> bool:
 def errors_of(own: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return the absolute difference of each element of `own` from the reference `right`.
 
-    The difference is 0 if both are NaN or the same infinity. It is infinite if only one of them is
-    NaN or infinite.
+    The difference is 0 if both elements are NaN or the same infinity. It is infinite if only one of
+    the two is NaN or infinite.
     """
     with np.errstate(all="ignore"):
         errors: np.ndarray = np.abs(own - right)

@@ -216,7 +216,7 @@ class Verifier:
 
 
 def verify_artifact(planned: Planned, artifact: Artifact, device: Device) -> Verification:
-    """Verify the program of an artifact that implements the plan; see `verify_program`."""
+    """Verify the program of an artifact that has the plan's sizes; see `verify_program`."""
     return verify_program(planned, partial(of_artifact, artifact), device)
 
 
@@ -375,10 +375,11 @@ def _overflowing(graph: Graph, inputs: Mapping[str, np.ndarray]) -> tuple[str, f
 
 
 def largest_model_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """Return the largest error of all outputs, each relative to the largest expected element.
+    """Return the largest error of all outputs.
 
-    The error is infinite if NaNs or infinities differ in their positions, or the number of outputs
-    differs.
+    The error of an element is its difference from the expected element, divided by the largest
+    expected element of the same output. The result is infinite if NaNs or infinities differ in
+    their positions, or the number of outputs differs.
     """
     if len(actual) != len(expected):
         return float("inf")

@@ -204,12 +204,12 @@ def affordable(
     most: int,
     cost: Callable[[Mapping[str, int]], int],
 ) -> dict[str, int]:
-    """Move the wanted sizes towards `near` until the model costs at most `most` there.
+    """Move the wanted sizes towards `near` until the model costs at most `most` at these sizes.
 
     Args:
         known: the dimensions by name.
-        wanted: the sizes to approach, by dimension.
-        near: the sizes to return if no sizes between the two are cheap enough.
+        wanted: the wanted sizes, by dimension.
+        near: the sizes that are returned if all sizes between `wanted` and `near` cost too much.
         most: the limit of the cost, in the unit of `cost`.
         cost: returns the cost of the model at some sizes.
     """

@@ -63,7 +63,8 @@ AFTER_JOBS = -1
 class WeakRecords:
     """Repeats the measurements of a database's weakly attested records.
 
-    Each tuner process has an instance; only one tuner at a time does the work.
+    Each tuner process has an instance. A lock in the database ensures that only one tuner at a time
+    repeats measurements.
 
     Args:
         storage: the database.
@@ -83,8 +84,8 @@ class WeakRecords:
     def due(self) -> Sequence[StoredRecord]:
         """Return a few records of one target whose attestation an idle worker could raise.
 
-        The result is empty if no such record exists, or if another tuner does this work at present.
-        It is also empty for LOOK_SECONDS after the last search.
+        The result is empty if no such record exists, or if another tuner has the lock. It is also
+        empty for LOOK_SECONDS after the last search.
 
         Raises:
             StorageError: if the database fails.
@@ -112,7 +113,7 @@ class WeakRecords:
         return found
 
     def keep_turn(self) -> bool:
-        """Acquire this tuner's lock on the work, or renew it for a few seconds.
+        """Acquire the lock that lets one tuner repeat measurements, or renew it for a few seconds.
 
         `measure` calls this method continually, and stops if another tuner has the lock.
 

@@ -32,7 +32,7 @@ def withdraw_records(
 ) -> Withdrawal:
     """Withdraw certain records, and all results that certain workers measured.
 
-    Each job that was built with a withdrawn record, or for which such a worker measured, gets an
+    Each job whose artifact uses a withdrawn record, or for which such a worker measured, gets an
     event "withdrawn". The verdicts of these jobs' races, and of races that the workers ran, are
     withdrawn too, so that the races are run again.
 

@@ -1,7 +1,8 @@
 """Finds the inputs whose random values make a model fail, and names them in the error message.
 
 A random value may select a branch that cannot run, or a loop that does not end. The user must then
-give values for these inputs. The check runs before tuning where possible.
+give values for these inputs. `check_draws` finds such branches before tuning, if their conditions
+can be computed quickly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Trains and selects the cost models of targets, from the trials in the database.
 
-A new version is promoted, so that tuning runs start from it, only if it ranks the held-out tasks
-better than the promoted version. Both versions are evaluated on the same trials.
+Some tasks are held out from training. A new version is promoted, so that tuning runs start from it,
+only if it ranks the candidates of the held-out tasks better than the version promoted before. Both
+versions are evaluated on the same trials.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def base_model(storage: Storage, target_key: str) -> bytes:
 def train_cost_model(storage: Storage, target_key: str, seed: int = 0) -> Trained | None:
     """Train a new version of a target's cost model, evaluate and store it.
 
-    The version is promoted if it ranks held-out tasks better than the promoted version.
+    The version is promoted if it ranks the candidates of held-out tasks better than the version
+    promoted before.
 
     Returns:
         the version and its scores; None if the target has too few tasks.

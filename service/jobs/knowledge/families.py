@@ -16,8 +16,8 @@ from tilewright.service.jobs.report.workload_facts import workload_name
 def name_workloads(storage: Storage) -> int:
     """Compute and store the names of at most `INDEXED_AT_ONCE` workloads without a name.
 
-    The number is limited so that a request does not wait until all workloads of the database are
-    named. The API names all workloads when it starts.
+    The API names all workloads by repeated calls when it starts. Requests for records also call
+    this function; the limit keeps them short.
 
     Returns:
         the number of workloads that were named; 0 if the disk is full.

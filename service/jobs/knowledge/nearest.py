@@ -56,7 +56,8 @@ class Answer:
             measured.
         expected_loss: the expected slowdown relative to a tuned schedule, as a fraction; None if
             nothing was measured.
-        pairs: the number of pairs of measurements from which the slowdown is estimated.
+        pairs: the number of cases from which the slowdown is estimated. In each, a workload was
+            measured with its own schedule and with a borrowed one.
         distance: the root mean square of log2 of the ratios between the sizes of the record's
             workload and the requested ones; None for the default.
         sentence: an explanation for the user.
@@ -77,9 +78,9 @@ class _Losses:
     """The expected slowdown of a borrowed schedule.
 
     Attributes:
-        expected: the median slowdown relative to the fastest measured schedule, as a fraction; None
-            without a measurement.
-        pairs: the number of pairs of measurements of which it is the median.
+        expected: the median slowdown of a borrowed schedule relative to the fastest measured
+            schedule of the same workload, as a fraction; None without a measurement.
+        pairs: the number of slowdowns of which `expected` is the median.
     """
 
     expected: float | None

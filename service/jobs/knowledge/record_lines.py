@@ -135,14 +135,15 @@ def _line(content: Mapping[str, Any]) -> RecordLine:
 
 
 def _certified(measurement: Measurement, workload: Workload) -> Measurement:
-    """Return a measurement unchanged if it can support a record: correct, with positive times.
+    """Check that a measurement is sufficient for a record, and return it unchanged.
 
     Args:
         measurement: the measurement from a line.
-        workload: its workload; times must be present for each size that a measurement covers.
+        workload: the workload that was measured.
 
     Raises:
-        ValueError: if the measurement is not suitable.
+        ValueError: if the measurement has no certificate of correct results, a time is not
+            positive, or the times are not those of the workload's measured sizes.
     """
     if not measurement.certified:
         raise ValueError(f"the measurement has no certificate: {measurement.status}")

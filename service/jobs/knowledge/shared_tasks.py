@@ -88,7 +88,7 @@ class SharedTasks:
         self._clock = clock
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
-        """Tune the tasks that this job can lease, wait for other jobs, and repeat until none
+        """Tune the tasks that this job can lease, wait for other jobs, and repeat until no task
         remains.
 
         Args:

@@ -179,8 +179,8 @@ class Planned:
     def programs(self, compiled: CompiledProgram) -> tuple[CompiledProgram, ...]:
         """Return the programs to time.
 
-        With dynamic dimensions, these are the compiled program at each of the measured sizes.
-        Otherwise it is the compiled program itself.
+        With dynamic dimensions, there is one for each measured combination of sizes: the compiled
+        program with these sizes in place of the dimensions. Otherwise it is the compiled program.
 
         Args:
             compiled: the program that was built from `served_plan`.
@@ -226,11 +226,11 @@ def plan_sizes(
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> tuple[Planned, ...]:
-    """Plan a model for every combination of the given sizes, in their order.
+    """Plan a model for its ranges, and for every combination of the given sizes, in their order.
 
-    If a dimension has a range, the first plan is for all ranges. A dynamic dimension without a
-    given size or range gets a default range, which contains its size hints and the sizes of the
-    samples.
+    If a dimension has a range, the first plan supports all sizes of the ranges. A dynamic dimension
+    without a given size or range gets a default range, which contains its size hints and the sizes
+    of the samples.
 
     Args:
         request: the model and its mode.

@@ -187,7 +187,8 @@ class TunerProcess:
     def _measure_again(self) -> None:
         """Repeat measurements of weakly attested records in a thread until a job arrives.
 
-        If the thread runs already, renew this tuner's lock on the work.
+        If the thread runs already, only the lock is renewed that lets one tuner do this
+        (`WeakRecords.keep_turn`).
         """
         try:
             if self._beside is not None and self._beside.is_alive():

@@ -60,8 +60,9 @@ def hinted_sizes(
 ) -> list[dict[str, int]]:
     """Return the combinations of sizes at which to run a compiled program.
 
-    A dimension has the hints that the user states, or else the hints of the artifact or the model.
-    Sizes of a dimension whose range the user has given, without hints, are spread over the range.
+    The sizes of a dimension are the hints that the user states. Without them, sizes are spread over
+    a range that the user has given. Without a given range, the sizes are the hints of the artifact
+    or the model.
 
     Args:
         ports: the program's inputs and outputs, with the hints of an artifact.
