@@ -29,8 +29,8 @@ LEAST_BYTES = 128 << 20
 90 MB; candidates and their buffers need additional memory."""
 
 ENOUGH_BYTES = 512 << 20
-"""Free memory in bytes that suffices for most models of a phone, with their weights and expected
-outputs."""
+"""Free memory in bytes that suffices for most models that phones run, with their weights and
+expected outputs."""
 
 PROBES = 40
 QUIET_LOAD = 0.5

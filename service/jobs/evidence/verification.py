@@ -3,14 +3,14 @@
 The comparison is done step by step (`service.jobs.evidence.certificate`). Each value that the
 program writes is compared with a reference that starts from the previously compared values of the
 program. So a rounding tie, or a selection that picks another element, does not affect the
-comparison of later values. The same rule applies to floats, 16-bit types, integers and selections.
+comparison of later values. Values of all types are compared in this way.
 
 A loop or branch is one step: the values inside its body are not compared. A value after a loop or
 branch is reported as unverified if rounding may explain its difference on all random inputs.
 
 The outputs of the whole model are compared, too. If a model computes in float32 or wider, and has
-no operator that rounds or selects by value, rounding explains an error up to MODEL_TOLERANCE. A
-large model of this kind is not verified step by step if its outputs agree
+no operator that rounds or selects by value, an error up to MODEL_TOLERANCE counts as rounding. For
+a large model of this kind, agreement of the outputs suffices, and the steps are not compared
 (`service.jobs.evidence.verified_sizes.costs_little`).
 """
 

@@ -29,8 +29,8 @@ MOST = 8
 hints."""
 
 MANY = 50_000_000
-"""Number of elements of a model's values from which other sizes may cost at most as much as the
-hints, because NumPy takes seconds for each operator."""
+"""If a model's values have at least this number of elements, other sizes may need at most as many
+operations as the hints, because NumPy takes seconds for each operator."""
 
 FEW = 10_000_000
 """Number of operations that are always permitted at sizes other than the hints, because the

@@ -21,8 +21,8 @@ from tilewright.tuner.tasks import Task, make_task
 def tasks_of(*planned: Planned) -> list[Task]:
     """Return the tuning tasks of one model, in the order of their first use.
 
-    A piece of a split range that contains no measured size has no task, because no run has such
-    sizes.
+    A piece of a split range has no task if it contains none of the sizes at which the model is
+    measured.
 
     Args:
         planned: the plans of the model, one per size.

@@ -75,8 +75,8 @@ class DynamicPlan:
             ranges.
         implied: the ranges of dimensions whose size follows from others.
         hints: by name, the sizes at which the model is planned and verified first: the sizes that a
-            user states, or else those of `compiler.profile`. A dimension without a hint is planned
-            at its typical size.
+            user states, or else sizes that `compiler.profile` selects. A dimension without a hint
+            is planned at its typical size.
     """
 
     plan: GraphPlan
