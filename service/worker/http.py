@@ -35,7 +35,7 @@ LONGEST_SECONDS = 3600.0
 
 
 class Unreachable(Exception):
-    """The service did not answer, or asked for a retry; the request may have had an effect."""
+    """The service did not answer, or asked for a retry; it may have executed the request anyway."""
 
 
 class Damaged(Unreachable):

@@ -52,8 +52,8 @@ class LeasedDevice(ProgramRuns):
         cancel: set when the user wants the job to end.
         worker_ids: the only workers that may be used, in order of preference; empty for all.
         absent_seconds: the time to wait while no worker can take a run.
-        gives_back: after `absent_seconds`, whether to release the job until a worker appears
-            (WorkerAbsent) instead of failing.
+        gives_back: whether a run without a worker for `absent_seconds` releases the job until a
+            worker appears (WorkerAbsent), instead of failing.
         limit_seconds: the wall-time limit of each step of a run: loading a program, or running it
             once.
         second: whether this device repeats measurements to review a claim. The results of the

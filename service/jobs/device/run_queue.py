@@ -44,8 +44,8 @@ class RunQueue:
         client: the job's client of the lease queue.
         target: the target of the generated code.
         absent_seconds: the time to wait while no worker can take a run.
-        gives_back: after `absent_seconds`, whether to release the job (WorkerAbsent) instead of
-            failing (DeviceError).
+        gives_back: whether a run without a worker for `absent_seconds` releases the job
+            (WorkerAbsent), instead of failing (DeviceError).
         opinion: a label for the runs, such as "second" for the runs of a review. A run never reuses
             the result of a run with another label.
     """

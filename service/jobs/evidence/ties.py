@@ -297,7 +297,8 @@ class _Mover:
 def _moved(array: np.ndarray, dtype: DType, by: float, draw: NormalPool) -> np.ndarray:
     """Return a copy of a float32 array, multiplied by random factors close to 1.
 
-    Arrays of other types, and arrays of integers, are returned unchanged.
+    Arrays of other types, and float32 arrays whose elements are all integers, are returned
+    unchanged.
 
     Args:
         array: the array.

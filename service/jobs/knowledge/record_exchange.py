@@ -191,7 +191,7 @@ def _foreign(line: RecordLine) -> TuningRecord:
     """Return the record of a line with the signer's key as a prefix of the worker's name.
 
     The prefix distinguishes the worker from workers of this service. A long name is truncated,
-    because the database has an index on it.
+    because the name is in an index of the database, whose entries have a limited length.
     """
     measurement = line.record.measurement
     worker = f"{line.signer[:12]}/{measurement.worker[:LONGEST_WORKER]}"

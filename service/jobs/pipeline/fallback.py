@@ -1,4 +1,4 @@
-"""Delivers a verified program; replaces tuned schedules that make the program wrong by defaults.
+"""Delivers a verified program. Default schedules replace tuned ones that make the program wrong.
 
 The kernel that wrote a wrong value gets its default schedule. If the kernel cannot be identified,
 all kernels get their defaults. A job fails only if the program with all defaults is wrong, too.
