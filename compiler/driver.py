@@ -185,7 +185,7 @@ def optimise(
 def unsuited_passes(target: Target) -> frozenset[str]:
     """Return the names of graph passes that need instructions which the target lacks."""
     suited = {
-        quantised_products: target.has_int8_dot,
+        quantised_products: target.multiplies_bytes,
         quantised_activation_products: target.has_int8_dot,
         lookup_tables: target.lookup is not None,
     }

@@ -74,7 +74,8 @@ def activation_product(
         both = scale_of(right.scale, left.scale)
         if both is None or not always_less(depth, _MOST_TERMS + 1):
             return None
-    left, right = as_factor(rewriter, left, factor), as_factor(rewriter, right, _signed)
+    right = as_factor(rewriter, right, partial(_right_type, factor=factor))
+    left = as_factor(rewriter, left, factor)
     total = rewriter.emit("matmul", [left.value, right.value], {"accumulator": DType.INT32.value})
     if (zero := _moving(rewriter, right)) is not None:
         total = rewriter.emit("sub", [total, _sums(rewriter, left.value, None, -1, zero)])
@@ -84,9 +85,9 @@ def activation_product(
     return total if both is None else scaled_by(rewriter, total, both, node)
 
 
-def _signed(stored: DType) -> DType:
-    """The type in which a right factor is multiplied: int8 for all stored types."""
-    return DType.INT8
+def _right_type(stored: DType, factor: IntegerFactor) -> DType:
+    """The type in which a right factor is multiplied: int16 if left ones are, else int8."""
+    return DType.INT16 if factor(stored) is DType.INT16 else DType.INT8
 
 
 def _are_matrices(rewriter: Rewriter, *sides: IntegerSource) -> bool:

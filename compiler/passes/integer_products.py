@@ -15,7 +15,9 @@ and its zero point are shifted down by 128. The zero point of a matrix may be kn
 only; a convolution pads with its zero point. All results are exact.
 
 A 16-bit `%0` is multiplied as int16 by weights that are converted to int16, if no sum can exceed
-int32: 512 products by any 8-bit weights fit, and some thousands with typical weights. Also called
+int32: 512 products by any 8-bit weights fit, and some thousands with typical weights. An 8-bit `%0`
+and its weights are converted to int16 as well if the target's only fast integer product is the one
+of pairs of int16 (vpmaddwd). Also called
 integer-only inference (Jacob et al., "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference", 2018).
 """
@@ -170,7 +172,7 @@ def _multiplied(
         not _stays_inside(rewriter, source, values, -2) or weight.scale.shape[-2] > 1
     ):
         return None
-    stored = _weight_type(rewriter, source)
+    stored = _weight_type(rewriter, source, factor)
     moved = _moved_into(stored, values, -2)
     if moved is None:
         return None
@@ -209,8 +211,13 @@ def _convolved(
     missing = max(0, _LEAST_CHANNELS - channels) if group == 1 else 0
     if (1 < channels < _LEAST_CHANNELS and group > 1) or number_of(rewriter, source.zero) is None:
         return None
+    is_byte = rewriter.type(source.value).dtype in INT8_TYPES
+    if is_byte and group > 1 == channels and _weight_type(rewriter, source, factor) is DType.INT16:
+        if weight.scale is not None:
+            return None  # a group of one channel has no pairs: float32 is faster
+        factor = _unchanged
     inner = tuple(range(1, values.ndim))
-    stored, scale = _weight_type(rewriter, source), weight.scale
+    stored, scale = _weight_type(rewriter, source, factor), weight.scale
     if scale is not None and (
         not _stays_inside(rewriter, source, values, inner) or scale.size != scale.shape[0]
     ):
@@ -219,7 +226,7 @@ def _convolved(
     moved = _moved_into(stored, values, inner)
     if moved is None or (moved.any() and group > 1 and _are_small(values, group)):
         return None
-    if stored is DType.INT16 and _has_faster_floats(node, values, group):
+    if not is_byte and _has_faster_floats(node, values, group):
         return None
     source = as_factor(rewriter, source, factor)
     zero = number_of(rewriter, source.zero) or 0
@@ -285,9 +292,16 @@ def _window_sums(
     return rewriter.emit("conv", [pixels, ones], plain)
 
 
-def _weight_type(rewriter: Rewriter, source: IntegerSource) -> DType:
-    """The type of the weights to multiply with a source: int8 for 8-bit sources, else int16."""
-    return DType.INT8 if rewriter.type(source.value).dtype in INT8_TYPES else DType.INT16
+def _weight_type(rewriter: Rewriter, source: IntegerSource, factor: IntegerFactor) -> DType:
+    """The type of the weights to multiply with a source: int16 if the target multiplies the source
+    as int16, else int8."""
+    kind = factor(rewriter.type(source.value).dtype)
+    return DType.INT16 if kind is DType.INT16 else DType.INT8
+
+
+def _unchanged(stored: DType) -> DType:
+    """The `IntegerFactor` for integers that are multiplied in their stored type."""
+    return stored
 
 
 def _stays_inside(

@@ -236,7 +236,7 @@ def transposed(weight: Weight, order: tuple[int, ...]) -> Weight:
 def as_factor(rewriter: Rewriter, source: IntegerSource, factor: IntegerFactor) -> IntegerSource:
     """Convert the integers of a source to the type that the target multiplies.
 
-    If the signedness differs, the stored integers and the zero point are shifted by half the range
+    A wider type holds the stored integers unchanged. If only the signedness differs, the stored integers and the zero point are shifted by half the range
     of the type, such as 128 for 8 bits. Their difference stays the same. The shift wraps around in
     the stored type; the zero point is an int32, in which it does not overflow.
     """
@@ -245,6 +245,8 @@ def as_factor(rewriter: Rewriter, source: IntegerSource, factor: IntegerFactor) 
     assert wanted is not None
     if stored is wanted:
         return source
+    if wanted.bytes > stored.bytes:
+        return replace(source, value=_converted(rewriter, source.value, wanted))
     half = 1 << 8 * stored.bytes - 1
     step = -half if wanted.is_signed else half
     wide = rewriter.constant(np.array(step, np.int32), f"{source.value}.zero")
@@ -255,19 +257,21 @@ def as_factor(rewriter: Rewriter, source: IntegerSource, factor: IntegerFactor) 
         zero = rewriter.constant(np.array(number + step, np.int32), source.zero)
     else:
         zero = rewriter.emit("add", [source.zero, wide])
-    return replace(source, value=_stepped(rewriter, source.value, wanted, step), zero=zero)
+    return replace(source, value=_converted(rewriter, source.value, wanted, step), zero=zero)
 
 
-def _stepped(rewriter: Rewriter, value: str, dtype: DType, step: int) -> str:
-    """Add `step` to stored integers, and convert them to `dtype`, which has the other signedness.
+def _converted(rewriter: Rewriter, value: str, dtype: DType, step: int = 0) -> str:
+    """Convert stored integers to `dtype`, and add `step`. The addition wraps around.
 
-    The addition wraps around. If data movements computed the integers, the addition is inserted
-    before these. It can then be fused with the operators before them.
+    If data movements computed the integers, both operators are inserted before the movements. They
+    can then be fused with the operators there.
     """
     made = rewriter.producer(value)
     if made is not None and made.op in MOVEMENTS:
-        inner = [_stepped(rewriter, value, dtype, step) for value in moved_operands(made)]
+        inner = [_converted(rewriter, value, dtype, step) for value in moved_operands(made)]
         return move(rewriter, made, inner)
     bits = rewriter.emit("cast", [value], {"to": dtype.value})
+    if not step:
+        return bits
     distance = rewriter.constant(np.array(step, dtype.numpy), f"{value}.step")
     return rewriter.emit("add", [bits, distance])

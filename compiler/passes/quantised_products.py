@@ -6,10 +6,8 @@ Before:                                             After:
 
 `integer_products` describes the int32 sums. They are exact, whereas floats would be rounded at each
 step; the scales are applied to the sums. The pass runs while constant integers are still separate
-from their scales. It is omitted for targets without a dot-product instruction for 8-bit integers
-(`compiler.driver.optimise`): there, pairs of int16 are multiplied as fast as floats (three models
-with AVX2 ran at 0.92 to 1.0 of the speed), and Winograd's algorithm is several times as fast. The
-tuner compares the plans with and without the pass.
+from their scales. It is omitted for targets whose products of 8-bit integers are not faster than
+those of float32 (`Target.multiplies_bytes`).
 """
 
 from __future__ import annotations

@@ -268,18 +268,27 @@ class Target(JsonValue):
         """Return the type to which stored integers are converted before multiplication.
 
         For a stored 8-bit type, the other factor is int8. The result is `stored` if a dot-product
-        instruction multiplies `stored` by int8, or if no dot-product instruction multiplies any
-        8-bit type by int8. Otherwise, it is the 8-bit type that an instruction accepts.
+        instruction multiplies `stored` by int8. Otherwise, it is the 8-bit type that an instruction
+        multiplies by int8. If no instruction does, the result is int16 if that is faster than
+        float32 (`DotInstruction.for_bytes`), and the other factor is int16 as well. If it is not
+        faster, the result is `stored`.
 
         For a stored 16-bit type, the result is int16 if an instruction adds products of int16 to
         int32 sums. Otherwise, it is None: float32 is then as fast.
         """
-        if stored in (DType.UINT16, DType.INT16):
-            pair = self.dot(DType.INT16, DType.INT16, DType.INT32, self.lanes(DType.INT32))
-            return DType.INT16 if pair is not None and pair.accumulates else None
         lanes, (unsigned, signed) = self.lanes(DType.INT32), (DType.UINT8, DType.INT8)
+        pair = self.dot(DType.INT16, DType.INT16, DType.INT32, lanes)
+        if stored in (DType.UINT16, DType.INT16):
+            return DType.INT16 if pair is not None and pair.accumulates else None
         taken = [t for t in (unsigned, signed) if self.dot(t, signed, DType.INT32, lanes)]
+        if not taken and pair is not None and pair.for_bytes:
+            return DType.INT16
         return stored if stored in taken or not taken else taken[0]
+
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Whether products of 8-bit integers are faster than those of float32."""
+        return self.has_int8_dot or self.factor(DType.UINT8) is DType.INT16
 
     def masks(self, dtype: DType) -> bool:
         """Whether instructions load and store vectors of this type under a run-time mask."""

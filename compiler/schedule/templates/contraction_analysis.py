@@ -32,7 +32,7 @@ from tilewright.compiler.schedule.structure import (
     vector_axis,
 )
 from tilewright.compiler.sizes import is_dynamic, known_divisor, typical
-from tilewright.compiler.targets.families import CoreModel
+from tilewright.compiler.targets.families import CoreModel, DotInstruction
 from tilewright.compiler.targets.target import Target
 
 _LEAST_ROW_BYTES = 16
@@ -163,15 +163,17 @@ class Contraction:
 
         They hold the sums, one row of the panel, and one broadcast factor. If the target has no
         dot-product instruction for the types, each factor needs registers for two halves, and the
-        product needs one more.
+        product needs one more. So does the product of an instruction that does not accumulate.
         """
         if self.group == 1:
             return tile_registers(target, tile, vectors, self.registers_per_vector)
-        operands = vectors + 1
+        operands, dot = vectors + 1, self._dot(target)
         if self.uses_matrix_instructions:
             operands += vectors
-        elif self.products_at_once(target) == 1:
+        elif dot is None:
             operands = 2 * operands + 1
+        elif not dot.accumulates:
+            operands += 1
         return tile * vectors + operands
 
     def scalar_loads(self, target: Target, tile: int, vectors: int) -> float:
@@ -193,11 +195,13 @@ class Contraction:
 
         The result is 1 without a dot-product instruction for the types.
         """
-        types, sums = (self.broadcast.dtype, self.streamed.dtype), self.problem.reduction.dtype
-        lanes = target.lanes(sums)
-        if any(target.dot(*order, sums, lanes) for order in (types, types[::-1])):
-            return self.group
-        return 1
+        return 1 if self._dot(target) is None else self.group
+
+    def _dot(self, target: Target) -> DotInstruction | None:
+        """Return the dot-product instruction for the types, in either order; None if none fits."""
+        left, right = self.broadcast.dtype, self.streamed.dtype
+        sums, lanes = self.problem.reduction.dtype, target.lanes(self.problem.reduction.dtype)
+        return target.dot(left, right, sums, lanes) or target.dot(right, left, sums, lanes)
 
     def operations(self, target: Target) -> int:
         """Return the number of instructions to multiply one vector of channel groups by another.

@@ -153,6 +153,8 @@ class DotInstruction:
             result must be added to the accumulator.
         reversed: whether the intrinsic takes right, left, accumulator, in this order.
         seven_bits: whether the most significant bit of each `left` element must be 0.
+        for_bytes: whether a target without an instruction for 8-bit integers converts them to int16
+            for this one, because its products are faster than those of float32.
     """
 
     feature: str
@@ -164,6 +166,7 @@ class DotInstruction:
     accumulates: bool = True
     reversed: bool = False
     seven_bits: bool = False
+    for_bytes: bool = False
 
 
 MATRIX_BITS = 128

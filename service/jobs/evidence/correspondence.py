@@ -126,7 +126,14 @@ def _meant(
     if node is None or node.op not in ("identity", "cast") or node.inputs[0] not in means:
         return None
     meant = means[node.inputs[0]]
-    return meant if _alike(kind, imported.types[meant]) else None
+    kept = _is_widened(kind, imported.types[meant]) or _alike(kind, imported.types[meant])
+    return meant if kept else None
+
+
+def _is_widened(one: TensorType, other: TensorType) -> bool:
+    """Whether `one` is an integer type that has all values of the integer type `other`."""
+    integers = {one.dtype.numpy.kind, other.dtype.numpy.kind} <= {"i", "u"}
+    return integers and np.can_cast(other.dtype.numpy, one.dtype.numpy)
 
 
 def _alike(one: TensorType, other: TensorType) -> bool:
