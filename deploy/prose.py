@@ -5,9 +5,9 @@ sentence that starts with "What was found". A match is a candidate, not an error
 sentence, or accept the phrase with a reason in deploy/prose.toml. A text without candidates may
 still be unclear.
 
-The check fails in two cases. One is that a path in deploy/prose.toml has more than `limit`
-candidates per thousand words. The other is that a passage with a candidate contains lines that were
-added since the branch left main.
+The check has two rules. First, no path in deploy/prose.toml may have more than `limit` candidates
+per thousand words. Second, a passage may not have a candidate if it contains lines that were added
+since the branch left main.
 
     python -m deploy.prose                      both rules
     python -m deploy.prose --since v0.1.0       the second rule since another commit

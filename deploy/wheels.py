@@ -121,9 +121,9 @@ def build_python(folder: Path, version: str | None = None) -> Path:
 
 
 def build_sdist(source: Path, output: Path) -> Path:
-    """Build an sdist from a folder of sources, and return its path.
+    """Build an sdist from the folder `source`, and return the sdist's path.
 
-    The versions of setuptools and other tools are those that its pyproject.toml requires.
+    The versions of setuptools and other tools are those that pyproject.toml requires.
     """
     with TemporaryDirectory() as tools:
         quiet = ["--quiet", "--disable-pip-version-check"]

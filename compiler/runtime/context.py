@@ -54,10 +54,10 @@ class SizedPort(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PortForm:
-    """An input or output of a program whose sizes are computed in each run.
+    """An input or output of a program, before its sizes are known.
 
     The fields correspond to those of `SizedPort`. However, `shape`, `stored` and `bytes` contain
-    indices into the table of integers that `Rules` compute, instead of sizes.
+    indices of integers that `Rules` compute in each run, instead of sizes.
     """
 
     dtype: np.dtype[Any]

@@ -462,9 +462,10 @@ def _address(array: Array) -> int:
 
 
 def _front(array: Array, dim: int, count: int) -> Array:
-    """Return a view of an array's first elements as an array with `count` elements along `dim`.
+    """Return a counted output with its extent in this run, given the array of its largest shape.
 
-    Kernels store a counted output contiguously at the start of the memory for its largest shape.
+    The result is a view of the array's first elements, with the extent `count` along `dim`. Kernels
+    store a counted output contiguously at the start of its memory.
     """
     shape = (*array.shape[:dim], count, *array.shape[dim + 1 :])
     return array.reshape(-1)[: prod(shape)].reshape(shape)

@@ -1,6 +1,6 @@
-"""Annotations and options of JSON forms of dataclasses, and the error for malformed JSON data.
+"""Declarations of a dataclass's JSON form, and the error for malformed JSON data.
 
-The module `codec` generates readers and writers from these declarations.
+The module `codec` generates readers and writers from the declarations.
 """
 
 from __future__ import annotations

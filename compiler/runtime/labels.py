@@ -38,8 +38,8 @@ class Labels(JsonValue):
     Attributes:
         keys: the strings, or the keys of the dictionaries.
         columns: if false, the elements are int64 positions in `keys`, and represent strings. If
-            true, the tensor has shape (rows, keys), and each row represents a dictionary of its
-            elements by key.
+            true, the tensor has shape (rows, keys), and each row represents a dictionary, which
+            maps each key to the element in the key's column.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm("labels")

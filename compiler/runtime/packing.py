@@ -153,7 +153,7 @@ def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Ar
 
 
 def _sums_of_parts(spec: BufferSpec, source: Array, out: Bytes | None) -> Array | None:
-    """Pack weights of Strassen's algorithm faster than `make_weight`; None for other weights.
+    """Pack weights of Strassen's algorithm faster than `make_weight`; return None for others.
 
     Each slice of these weights is one block of the source, or the sum or difference of two blocks.
     Sums are written directly to the output, without a temporary array of the full size.

@@ -555,11 +555,11 @@ class Program:
 
         An output may overwrite an input under these conditions:
 
-        - A native function can update the input in place (`NativeSignature.over`).
+        - A call of a native function can update the input in place (`NativeSignature.over`).
         - The input and the output have the same type, and the same shape in memory.
         - No instruction before this call accesses the output, and none after it accesses the input.
           Each of them is passed to the call only once.
-        - No later instruction is a `Refuse`, so that a run that fails with its message leaves the
+        - No later instruction is a `Refuse`, so that a run that ends at a `Refuse` leaves the
           inputs unchanged.
         """
         first: dict[BufferRef, int] = {}

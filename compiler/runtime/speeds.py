@@ -165,7 +165,7 @@ def _timed(address: int, arguments: tuple[int, ...], samples: int) -> list[float
     """Call a function `samples` times after one untimed call, and return the CPU seconds per call.
 
     The thread's clock is used because the process's clock is too coarse in sandboxes: if CPU time
-    is limited, Linux advances it in steps of milliseconds.
+    is limited, Linux advances the process's clock in steps of milliseconds.
     """
     run = ctypes.CFUNCTYPE(None, *(ctypes.c_int64 for _ in arguments))(address)
     run(*arguments)

@@ -199,8 +199,8 @@ class SessionState:
     def have_room(self, port: SizedPort, axis: int, extent: int) -> None:
         """Ensure that the current value is in a buffer with memory for `extent` rows along `axis`.
 
-        Otherwise, the value is copied to a new buffer of this size. `port` is the step's input for
-        the value, which has fewer than `extent` rows.
+        If it is not, it is copied to a new buffer of this size. `port` is the step's input for the
+        value, and has fewer than `extent` rows.
         """
         if self._now is not None and self._now.room == (axis, extent):
             return
