@@ -1,8 +1,8 @@
-"""Two clocks: that of the database, for times that several processes compare, and the local one.
+"""Two clocks: the database's, for times that several processes compare, and the local one.
 
-Times in the database are seconds since the epoch, UTC, float64. Deadlines that one machine sets and
-another reads use the database's clock. So the machines' own clocks may differ. Tests can replace
-both clocks.
+Times in the database are seconds since the epoch, UTC, float64. If one machine sets a deadline and
+another checks it, both use the database's clock. So the machines' own clocks may differ. Tests can
+replace both clocks.
 """
 
 from __future__ import annotations

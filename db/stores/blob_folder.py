@@ -49,7 +49,8 @@ class BlobFolder:
     def staging(self) -> Path:
         """Return the folder for temporary files of blobs that are being received.
 
-        It lies inside the blob folder, so a file can be renamed to its final path.
+        It lies inside the blob folder and so on the same file system. Therefore a file can be
+        renamed to its final path.
         """
         return self.folder / _TEMPORARY
 

@@ -53,7 +53,7 @@ class StoredClaim:
         reason: the reason for a dispute or withdrawal.
         job_id: the job that requested the measurement; "" without one.
         reporter: the worker that measured.
-        attestation: how trustworthy the claim is, judged by the workers that measured it.
+        attestation: how many workers, of how many owners, reported the claim.
         review: the report of the second measurement as JSON; None without one.
         stored_at: Unix time in seconds.
     """

@@ -158,10 +158,11 @@ def _jobs_built_on(connection: sa.Connection, claim_ids: Sequence[str]) -> set[s
 
 
 def _lose_reviews(connection: sa.Connection, workers: Collection[str]) -> list[sa.Row[Any]]:
-    """Discard the second measurements of other claims by these workers.
+    """Discard the reviews by these workers, that is, their second measurements for claims.
 
     A claim confirmed by such a review becomes provisional again. A superseded claim stays
-    superseded, but `restore` will skip it. Return the rows of these claims before the change.
+    superseded, but `restore` will skip it. Return the rows of the reviewed claims before the
+    change.
     """
     fallen: list[sa.Row[Any]] = []
     held = [ReviewState.CONFIRMED.value, ReviewState.SUPERSEDED.value]

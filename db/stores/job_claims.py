@@ -73,7 +73,7 @@ class JobClaims:
         stall_seconds: float = float("inf"),
         shared: bool = False,
     ) -> tuple[JobClaim, Job] | None:
-        """Claim the next job for a tuner. Return the claim and the job, or None without a job.
+        """Claim the next job for a tuner. Return the claim and the job; None if no job is free.
 
         Jobs of the owner with the fewest running jobs come first. Among these, the job with the
         highest priority comes first, then the oldest. The claim makes the job running, and

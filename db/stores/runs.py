@@ -31,7 +31,7 @@ class StoredRun:
     """A recorded tuning run. The fields about its result are None until the run ends.
 
     Attributes:
-        id: the job's id; with a number from the second run of a job on.
+        id: the job's id, followed by a number from the job's second run on, such as JOB.2.
         starts: how often the run was started; more than 1 if it was killed and continued.
         options, inputs: the options of the run, and the inputs of each task.
         adopted: measurement requests that an earlier process of the job sent and whose results this

@@ -77,10 +77,7 @@ def extent(sizes: Sequence[int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A workload with the same structure as another, but with different sizes.
-
-    It has a served record.
-    """
+    """A workload with a served record that differs from another workload only in sizes."""
 
     workload_key: str
     sizes: tuple[int, ...]
@@ -107,13 +104,13 @@ class ShapeStore:
         self._engine = engine
 
     def index(self, shape_of: ShapeOf, most: int | None = None) -> int:
-        """Compute and store the shapes of workloads that have none.
+        """Compute and store the `WorkloadShape` of each workload that has none stored.
 
-        Return the number of new shapes.
+        Return the number of stored shapes.
 
         Args:
             shape_of: computes the shape from a workload's text.
-            most: stop when at least this many shapes were stored; None for all.
+            most: stop when at least this many shapes were stored; None for no limit.
         """
         missing = (
             sa.select(_workloads.c.key, _workloads.c.text)

@@ -86,9 +86,9 @@ def retention(settings: Settings) -> Retention:
 def sweep(
     storage: Storage, metrics: Metrics, holder: str, idle_seconds: float = float("inf")
 ) -> bool:
-    """End overdue leases, unless another replica is responsible. Return whether this replica was.
+    """End overdue leases if this replica holds the lock for it. Return whether it does.
 
-    If no replica has ended leases for some time, the service was down, and workers could not renew
+    If no replica held the lock for some time, the service was down, and workers could not renew
     their leases. Then all leases are first extended by that time.
 
     Args:

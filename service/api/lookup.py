@@ -38,8 +38,8 @@ async def target_key(name: str, storage: Storage) -> str:
 def stands(name: str) -> bool:
     """Whether a name always refers to the same target, so that its target can be cached.
 
-    This holds for target keys, described targets and the name "host", but not for the name of a
-    worker, whose target may change.
+    This holds for target keys, "host" and the targets that the compiler describes, such as
+    "x86-64-v3". It does not hold for the name of a worker, whose target may change.
     """
     return is_target_key(name) or is_described(name)
 

@@ -1,6 +1,6 @@
 """Prometheus metrics of requests, queues, jobs and workers.
 
-Requests are counted as they are served. The other numbers are read from the database whenever
+HTTP requests are counted as they are served. The other numbers are read from the database whenever
 metrics are fetched.
 """
 
@@ -142,7 +142,8 @@ class Metrics:
     def render(self, storage: Storage) -> bytes:
         """Return all metrics in the Prometheus text format.
 
-        The numbers of requests, jobs, leases and workers are read from the database now.
+        The call reads the numbers of measurement requests, jobs, leases and workers from the
+        database.
         """
         depth = storage.leases.depth()
         for state in RequestState:

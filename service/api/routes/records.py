@@ -228,9 +228,9 @@ def explain_schedule(
 ) -> AnswerView:
     """Return the schedule to use for a workload, where it comes from, and its expected loss.
 
-    It comes from the workload's own record, or else from the record of a workload that differs only
-    in numbers, of a target with the same instructions, or of the workload with the nearest sizes.
-    Without any of these, it is the untuned default.
+    The schedule comes from the workload's own record, or else from the record of a workload that
+    differs only in numbers such as scales, of a target with the same instructions, or of the
+    workload with the nearest sizes. Without any of these, it is the untuned default.
     """
     limiter.take(Limited.EXPLANATIONS)
     key = RecordKey(workload, target_key_of(target, storage), threads, numerics)
