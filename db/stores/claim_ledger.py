@@ -149,7 +149,10 @@ class ClaimLedger:
         return None if row is None else stored_race(row)
 
     def race_by_id(self, claim_id: str) -> StoredRace | None:
-        """Return the verdict of a race by the id of its claim; None if it was deleted by age."""
+        """Return the verdict of a race, given the id of its claim.
+
+        Return None if the claim was deleted because of its age.
+        """
         query = sa.select(claims).where(is_race, claims.c.id == claim_id)
         with reading(self._engine) as connection:
             row = connection.execute(query).first()

@@ -22,7 +22,7 @@ _jobs = table_of(JobRow)
 
 @dataclass(frozen=True, slots=True)
 class OpenTask:
-    """A task that only one job should tune at a time."""
+    """Identifies a task, which only one job should tune at a time."""
 
     workload_key: str
     target_key: str

@@ -46,7 +46,7 @@ class Blame(StrEnum):
 
 
 class Cause(StrEnum):
-    """The reason for which a worker gives up a lease, as the worker reports it."""
+    """The reason that a worker reports when it gives up a lease."""
 
     KILLED = "killed"  # the worker's process died while it held the lease
     WORKER = "worker"  # this device cannot execute the request
@@ -137,7 +137,14 @@ class Completion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The requests whose leases `LeaseStore.expire` ended: their ids, by new state."""
+    """The ids of the requests whose leases `LeaseStore.expire` ended.
+
+    Attributes:
+        requeued: requests that are queued again.
+        lost: requests that have expired, because no attempts are left.
+        set_aside: requests that are not offered again, because several workers disappeared while
+            they executed them.
+    """
 
     requeued: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()  # without remaining attempts

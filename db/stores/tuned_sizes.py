@@ -23,7 +23,10 @@ class TunedSizesStore:
         self._engine = engine
 
     def add(self, model_digest: str, mode: Mode, sizes: Mapping[str, int]) -> None:
-        """Record that a job tuned a model in a mode at these sizes, by name of the dimension."""
+        """Record that a job tuned a model in a mode at certain sizes.
+
+        `sizes` has the size of each dynamic dimension by name.
+        """
         row = {**_key(model_digest, mode), "sizes": canonical_json(dict(sizes))}
         with writing(self._engine) as connection:
             insert = upsert(connection, _sizes).values(row)

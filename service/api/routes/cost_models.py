@@ -53,7 +53,7 @@ def promote_cost_model(
 def roll_back_cost_model(
     body: RollbackRequest, storage: StorageDep, audit: AuditDep, _: Admin
 ) -> CostModelView:
-    """Promote again the cost model that was promoted before the current one."""
+    """Revert a promotion: promote the target's previously promoted cost model again."""
     with storage.together():
         model = storage.cost_models.roll_back(target_key(body.target))
         audit(Action.COST_MODEL_ROLLED_BACK, model.target_key, version=model.version)

@@ -42,7 +42,7 @@ class PromotionRequest(RequestBody):
 
 
 class RollbackRequest(RequestBody):
-    """Promotes again the cost model of a target that was promoted before the current one."""
+    """Reverts a promotion: the target's previously promoted cost model is promoted again."""
 
     model_config = shown(target=SHOWN_TARGET)
 

@@ -24,7 +24,7 @@ from tilewright.service.options import JobOptions, ModeOptions, QueueOptions
 
 
 class JobRequest(ModeRequest, options=(JobOptions, QueueOptions)):
-    """A request to tune a model. The job ends when it reaches the first of its limits."""
+    """A request to tune a model. The job ends at one of its limits, such as `trials`."""
 
     model_config = shown(model=SHOWN_KEY, target=SHOWN_TARGET, trials=500, dims={"batch": 1})
 
