@@ -1,9 +1,9 @@
 """Invalidation of cached lookups of records and models, across processes.
 
 A transaction that changes served records or models adds their keys to the table `lookup_changes`,
-which keeps the newest 10,000 rows. A cache reads the rows added since its last read before it
-answers, and drops the entries with these keys. So a cached result always reflects the commits of
-all processes up to the query.
+which keeps the newest 10,000 rows. Before a cache answers a query, it reads the rows added since
+its last read, and drops the entries with these keys. So a cached result reflects all commits that
+precede the query.
 """
 
 from __future__ import annotations

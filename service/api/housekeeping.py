@@ -62,9 +62,9 @@ class RemovedData:
 def remove_old_data(storage: Storage, settings: Settings) -> RemovedData:
     """Remove data that is no longer needed. Several processes may call this concurrently.
 
-    First, results of ended jobs that no tuner has stored are stored as trials. Requests whose
-    outcome the tuner of an open job has not stored yet are kept. Blobs are kept if a row refers to
-    them, or if they are so recent that such a row may not be written yet.
+    First, measured results that no tuner stored before its job ended are stored as trials. Requests
+    whose outcome the tuner of an open job has not stored yet are kept. Blobs are kept if a row
+    refers to them, or if they are so recent that such a row may not be written yet.
     """
     store_orphaned_results(storage)
     requests = storage.leases.prune(settings.keep_finished_seconds)

@@ -73,8 +73,8 @@ DeviceFactsJson = Annotated[dict[str, Any], AfterValidator(_device_facts)]
 class WorkerRequest(RequestBody):
     """The registration of a worker.
 
-    The worker chooses a random `worker_id`. It sends the same id after a restart, or if the
-    response was lost, and is then the same worker.
+    The worker chooses a random `worker_id`. After a restart, or if the response was lost, it sends
+    the same id, so that no second worker is registered.
     """
 
     model_config = shown(name="rack-3", targets=[SHOWN_TARGET], protocol=PROTOCOL)
