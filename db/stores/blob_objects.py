@@ -203,8 +203,8 @@ class BlobObjects:
     def _errors(self, *, key: bool = False) -> Iterator[None]:
         """Convert errors of the object store within the context to StorageError.
 
-        With `key`, the FileNotFoundError for a missing object is not converted. Without `key`, this
-        error means that the bucket is missing.
+        If `key` is true, a FileNotFoundError means that an object is missing, and is not converted.
+        Otherwise it means that the bucket is missing.
         """
         import obstore.exceptions as errors
 

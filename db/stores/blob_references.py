@@ -41,7 +41,7 @@ _LOCK = (
 class BlobKind(StrEnum):
     """The purpose of a blob.
 
-    It determines which table has the row that keeps the blob (its holder).
+    The purpose determines the table of the blob's holder, the row that needs the blob.
     """
 
     MODEL = "model"  # an ONNX file; held by its row

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 
 
 class TooManyError(Exception):
-    """Too many requests are waiting already, in total or of one asker.
+    """Too many requests are already waiting, in total or from one asker, such as a token.
 
-    `waiting` is their number.
+    `waiting` is the number of these requests.
     """
 
     def __init__(self, waiting: int) -> None:
