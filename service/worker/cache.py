@@ -18,7 +18,7 @@ _PARTIAL = re.compile(r"\.[0-9a-f]{64}")
 def is_digest(text: object) -> bool:
     """Whether `text` is the digest of a blob (64 hexadecimal digits).
 
-    A digest is a safe file name.
+    Such a text is a safe file name.
     """
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 

@@ -49,8 +49,8 @@ class Loadable:
         load: loads the program into this process, for a number of threads, and returns it.
         link: returns the bytes of a shared library with the program's machine code.
         mixing: the symbols of kernels whose algorithm, such as Strassen's, adds different rows and
-            columns of an operand. There, the rounding error of a large element affects small
-            elements of the result that do not depend on it.
+            columns of an operand. In such a kernel, the rounding error of a large element also
+            reaches small elements of the result that mathematically do not depend on it.
     """
 
     program: Program

@@ -65,7 +65,7 @@ class ProgramRuns(ABC):
     @property
     @abstractmethod
     def _where(self) -> str:
-        """The name of the device with which an error message begins, such as `worker 'board'`."""
+        """The first words of an error message, which name the device, such as `worker 'board'`."""
 
     @abstractmethod
     def _await(self, target: Target) -> None:

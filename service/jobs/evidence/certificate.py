@@ -2,16 +2,16 @@
 
 The reference computes the imported graph in float64. After each comparison the reference continues
 with the program's value instead of its own. So errors do not propagate: a comparison tests only the
-operators since the previously compared values, as the passes and code generation changed them. If
-all comparisons succeed, the whole program computes the imported graph. This holds even if rounding
-changes the result of a comparison or selection in the model, and so all later values.
+operators between the previously compared values and this one, including all passes that changed
+them. If all comparisons succeed, the whole program computes the imported graph. This holds even if
+rounding changes the result of a comparison or selection in the model, and so all later values.
 
 An element whose error exceeds the rounding bound is excused if rounding can explain the error. To
 test this, the operators since the previously compared values run again on slightly perturbed
 operands. The results of each operator, and the operands of discontinuous operators such as a
 comparison, are perturbed too. An integer is excused if a perturbed run also produced it. A float is
-excused if its distance from the reference is at most a few times the distances of the perturbed
-results.
+excused if its distance from the reference is at most a few times the largest distance between a
+perturbed result and the result without perturbation.
 """
 
 from __future__ import annotations

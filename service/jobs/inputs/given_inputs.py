@@ -137,7 +137,7 @@ def most_frequent(sizes: Mapping[str, Counter[int]]) -> Shares:
         sizes: for each dimension, the number of samples by size.
 
     Returns:
-        for each dimension, the number of samples of at most MOST_STATED sizes.
+        for each dimension, the number of samples by size, for at most MOST_STATED sizes.
     """
     return {
         name: {size: float(n) for size, n in sorted(counted.most_common(MOST_STATED))}

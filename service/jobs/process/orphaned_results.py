@@ -12,11 +12,11 @@ from tilewright.tuner.protocol.version import ProtocolError
 
 
 def store_orphaned_results(storage: Storage) -> int:
-    """Store measurements of ended jobs that no tuner has stored, as trials for later jobs.
+    """Store the remaining measurements of ended jobs in the lease queue, as trials for later jobs.
 
-    Such measurements occur if a job is cancelled while no tuner runs it, or if its tuner is killed
-    at that time. Any process may call this function at any time, because a trial is stored only
-    once.
+    No tuner has stored them, because the job was cancelled while no tuner ran it, or the tuner was
+    killed during the cancellation. Any process may call this function at any time, because a trial
+    is stored only once.
 
     Returns:
         the number of stored trials.

@@ -187,8 +187,8 @@ class TunerProcess:
     def _measure_again(self) -> None:
         """Repeat measurements of weakly attested records in a thread until a job arrives.
 
-        If the thread runs already, only the lock is renewed that lets one tuner do this
-        (`WeakRecords.keep_turn`).
+        If the thread runs already, this method only renews the lock that prevents other tuners from
+        repeating the same measurements.
         """
         try:
             if self._beside is not None and self._beside.is_alive():
