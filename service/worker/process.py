@@ -108,7 +108,7 @@ class Worker:
             raise self._failure
 
     def _state_here(self) -> Mapping[str, Any]:
-        """Return the state for heartbeats: the harness's state and the condition of this
+        """Return the state that heartbeats report: the harness's state and the condition of this
         machine.
         """
         return {**self._harness.state(), "condition": device_condition()}
@@ -149,7 +149,8 @@ class Worker:
     def _guarded(self, work: Callable[[], None]) -> None:
         """Run the main function of a thread, and stop the worker when it ends.
 
-        If it raises Refused, Distrusted or OSError, the method `run` raises this error.
+        If the main function raises Refused, Distrusted or OSError, the method `run` raises this
+        error.
         """
         try:
             work()

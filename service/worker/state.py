@@ -59,7 +59,9 @@ class StateFolder:
     """
 
     def __init__(self, base: Path, server: str) -> None:
-        """Create or reuse the first folder for a server that no live worker uses, and lock it.
+        """Lock a state folder for a server: the first that no other live worker process uses.
+
+        The folder is created if it does not exist.
 
         Args:
             base: the folder that contains the state of all workers.

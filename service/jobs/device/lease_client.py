@@ -170,7 +170,7 @@ class LeaseClient:
     def pass_on(
         self, names: Sequence[str], worker_id: str, target_key: str
     ) -> RegisteredWorker | None:
-        """Offer requests that `worker_id` has not leased to another live worker.
+        """Offer requests to another live worker, because `worker_id` has not leased them.
 
         Args:
             names: the ids of the requests.

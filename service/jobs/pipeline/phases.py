@@ -34,19 +34,20 @@ BESIDE: Mapping[str, str] = {
     **dict.fromkeys(("lower", "emit LLVM IR", "LLVM parse", "LLVM codegen", "spills"), "build"),
     "references": "references",
 }
-"""The reported phase of each timed step in a job's builder processes, which run concurrently with
-tuning."""
+"""The reported phase of each timed step that runs concurrently with tuning: the steps of building a
+candidate, and the computation of expected outputs."""
 
 
 def phase_seconds(timings: Timings, beside: Timings | None = None) -> dict[str, float]:
     """Return the seconds spent in each phase of a job; phases that took no time are missing.
 
-    The processes that build candidates run concurrently with tuning. So the sum of all phases may
-    exceed the wall time.
+    Candidates are built, and expected outputs are computed, concurrently with tuning. So the sum of
+    all phases may exceed the wall time.
 
     Args:
-        timings: the seconds of each step of the job's own process.
-        beside: the seconds of each step in the processes that build candidates; None without them.
+        timings: the seconds of each step of the job.
+        beside: the seconds of each step that ran concurrently with tuning; None if they are
+            unknown.
     """
     found = dict.fromkeys(PHASES, 0.0)
     for stage, seconds in timings.seconds().items():

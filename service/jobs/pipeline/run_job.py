@@ -99,7 +99,8 @@ class JobContext:
         kernels: the cache of compiled kernels.
         timings: collects the seconds of the job's steps.
         loop: collects the seconds of the tuner's steps.
-        beside: collects the seconds of steps in the builder processes.
+        beside: collects the seconds of work that runs concurrently with the tuner's steps: building
+            candidates, computing expected outputs, and measuring.
     """
 
     storage: Storage

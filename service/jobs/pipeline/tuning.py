@@ -59,9 +59,9 @@ def tune_tasks(
         on_event: receives the events of the tuner.
         token: ends the tuning.
         references: the cache of expected outputs.
-        bounds: see `tuner.loop.tune`.
-        timings: see `tuner.loop.tune`.
-        beside: see `tuner.loop.tune`.
+        bounds: returns a lower bound of each task's time, in seconds; see `tuner.loop.tune`.
+        timings: receives the seconds of the tuner's steps.
+        beside: receives the seconds in which the device measures.
 
     Raises:
         TuningError: if a limit of the budget is invalid.

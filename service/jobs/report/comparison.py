@@ -93,8 +93,9 @@ def race(
 
 
 def compare(timing: Timing, other: Timing) -> Comparison:
-    """Compare two engines of one race: return the ratio of the times `timing` / `other`, from
-    pairs.
+    """Compare two engines of one race: return the ratio of the times `timing` / `other`.
+
+    The ratio is computed from pairs of samples.
     """
     pairs = zip(timing.samples, other.samples, strict=True)
     return Comparison(other.name, tuple(mine / theirs for mine, theirs in pairs))
