@@ -363,8 +363,8 @@ def _computed(values: np.ndarray, dtype: DType) -> np.ndarray:
 def _rounding(graph: Graph, node: Node) -> float:
     """Return the largest relative rounding error of a node's result.
 
-    The result is 0 for a node that only moves elements. For a loop or branch, it is the largest
-    rounding error of the nodes in its bodies.
+    The result is 0 for a node that only moves elements. For a loop or branch, the rounding errors
+    of the nodes in its bodies count, too.
     """
     inner = (_rounding(body, step) for body in node.bodies for step in body.nodes)
     exact = ops.get(node.op).kind in MOVING

@@ -186,7 +186,7 @@ class _SchedulesAgain:
 def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:
     """Return why a second measurement contradicts the first, as text; "" if it does not.
 
-    The second measurement contradicts the first if the kernel crashes, times out or computes wrong
+    The second measurement contradicts the first if the kernel fails, times out or computes wrong
     values, if the kernel is slower than the default, or if its time is more than `SLOWER` times the
     time expected for the second device.
 
