@@ -1,8 +1,8 @@
 """Verifies a job's program in a child process with memory and time limits.
 
 Verification computes the model's expected outputs, which may take unlimited time (a loop of 10**9
-steps) and memory. So the child computes them. For each run of the program on the device, the child
-sends a request to this process.
+steps) and memory. So the child computes the expected outputs. For each run of the program on the
+device, the child sends a request to the parent process.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class BoundedVerifier:
     """Verifies the programs of one compiled model like `Verifier`, but in a child process with
     limits.
 
-    The child verifies one size after the other. This process operates the device for the child.
+    The child verifies one size after the other. The parent process runs the programs on the device
+    when the child requests it.
 
     Attributes:
         planned: the plans of the programs.

@@ -216,7 +216,7 @@ class Verifier:
 
 
 def verify_artifact(planned: Planned, artifact: Artifact, device: Device) -> Verification:
-    """Verify the program of an artifact that has the plan's sizes; see `verify_program`."""
+    """Verify an artifact's program for the sizes of the plan; see `verify_program`."""
     return verify_program(planned, partial(of_artifact, artifact), device)
 
 

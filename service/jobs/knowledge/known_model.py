@@ -101,8 +101,8 @@ class KnownModel:
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
         """Return the selected schedule of a workload, or None for the default.
 
-        Schedules are selected when a program is planned; for a workload of no planned program, the
-        result is None. This method implements `tilewright.compiler.program.kernels.ScheduleSource`.
+        Schedules are selected when a program is planned; before that, the result for its workloads
+        is None. This method implements `tilewright.compiler.program.kernels.ScheduleSource`.
         """
         return self._schedules.get(workload_key)
 
