@@ -186,7 +186,7 @@ def unsuited_passes(target: Target) -> frozenset[str]:
     """Return the names of graph passes that need instructions which the target lacks."""
     suited = {
         quantised_products: target.multiplies_bytes,
-        quantised_activation_products: target.has_int8_dot,
+        quantised_activation_products: target.multiplies_bytes,
         lookup_tables: target.lookup is not None,
     }
     return frozenset(step.__name__ for step, suits in suited.items() if not suits)
