@@ -64,7 +64,7 @@ def _why_floats(graph: Graph, node: Node) -> str:
         return "both factors are computed" if both else "a computed factor is not quantised"
     if not any(stored):
         return "what the weights multiply is not quantised"
-    return "the weights are no bytes that can be multiplied, or the target does not multiply bytes"
+    return "the weights are not bytes that can be multiplied, or floats are faster on the target"
 
 
 def _why_no_pairs(graph: Graph, node: Node) -> str:

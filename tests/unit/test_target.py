@@ -30,6 +30,10 @@ def test_described_target_resolves_and_reads_back(name: str) -> None:
         ("neoverse-n1", DType.INT8, DType.INT8),
         ("neoverse-v1", DType.UINT8, DType.INT8),
         ("cortex-a72", DType.UINT8, DType.INT8),
+        ("x86-64-v2", DType.INT16, DType.INT16),
+        ("haswell", DType.INT16, DType.INT16),
+        ("x86-64-v4", DType.UINT8, DType.INT8),  # 512 bits of pairs are no faster than floats
+        ("wasm32", DType.UINT8, DType.INT8),
     ],
 )
 def test_bytes_are_multiplied_as_an_instruction_takes_them(
@@ -37,6 +41,7 @@ def test_bytes_are_multiplied_as_an_instruction_takes_them(
 ) -> None:
     target = resolve_target(name)
     assert (target.factor(DType.UINT8), target.factor(DType.INT8)) == (unsigned, signed)
+    assert target.multiplies_bytes == (target.has_int8_dot or unsigned is DType.INT16)
 
 
 @pytest.mark.parametrize(

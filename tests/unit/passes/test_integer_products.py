@@ -188,6 +188,56 @@ def test_scaled_bytes_stay_bytes(graph: Graph) -> None:
     assert integer_products(graph).nodes == graph.nodes
 
 
+def in_pairs(stored: DType) -> DType:
+    """As a target with vpmaddwd and nothing better multiplies 8-bit integers."""
+    return DType.INT16
+
+
+@pytest.mark.parametrize(
+    ("graph", "scaled"),
+    [
+        (matmul(), False),
+        (matmul(source=DType.INT8, zero=-128), False),
+        (matmul(zero=255, weight=DType.UINT8), False),
+        (matmul(values=WIDE, depth=3, columns=2), False),  # fits int16 unchanged
+        (matmul(scaled=True, each=(5,), weight=DType.UINT8), True),
+        (conv(), False),
+        (conv(channels=3, filters=8), False),
+        (conv(weight=DType.UINT8, channels=16, filters=32, group=2), False),
+        (conv(scaled=True, each=(6, 1, 1, 1), bias=True), True),
+        (conv(scaled=True, source=DType.INT8), True),
+    ],
+)
+def test_bytes_become_pairs_of_16_bits(graph: Graph, scaled: bool) -> None:
+    made = after(graph, scaled, in_pairs)
+    found = anchor(made)
+    assert found.attr("accumulator") == "int32"
+    assert [made.types[value].dtype for value in found.inputs[:2]] == [DType.INT16, DType.INT16]
+    assert all(node.op != "reduce_sum" for node in made.nodes), "no weight is shifted"
+
+
+def test_a_group_of_one_channel_has_no_pairs() -> None:
+    floats = conv(scaled=True, channels=4, group=4)
+    assert after(floats, True, in_pairs).nodes == floats.nodes
+    made = after(conv(channels=4, group=4), False, in_pairs)
+    types = [made.types[value].dtype for value in anchor(made).inputs[:2]]
+    assert types == [DType.UINT8, DType.INT8]
+
+
+@pytest.mark.parametrize("scale", [{}, {"scale": 0.5}])
+@pytest.mark.parametrize("kinds", [(DType.UINT8, DType.INT8), (DType.INT8, DType.UINT8)])
+def test_two_sources_of_bytes_become_pairs_of_16_bits(
+    scale: Choices, kinds: tuple[DType, DType]
+) -> None:
+    left, right = ({"kind": kind, "zero": 3} | scale for kind in kinds)
+    made = after(pair(left, right, turned=True), bool(scale), in_pairs)
+    product = anchor(made)
+    assert [made.types[value].dtype for value in product.inputs] == [DType.INT16, DType.INT16]
+    order = [node.op for node in made.nodes]
+    wide = [node.op for node in made.nodes if made.types[node.output].dtype is DType.INT16]
+    assert wide[:1] == ["cast"] and order.index("transpose") > order.index("cast")
+
+
 @pytest.mark.parametrize(
     "graph",
     [
@@ -344,17 +394,22 @@ def test_two_sources_of_bytes(left: DType, right: DType, scaled: bool, turned: b
 
 
 @pytest.mark.parametrize(
-    ("target", "factor"), [("cascadelake", DType.UINT8), ("neoverse-v1", DType.INT8)]
+    ("target", "factor", "other"),
+    [
+        ("cascadelake", DType.UINT8, DType.INT8),
+        ("neoverse-v1", DType.INT8, DType.INT8),
+        ("x86-64-v3", DType.INT16, DType.INT16),
+    ],
 )
 @pytest.mark.parametrize("scale", [{}, {"scale": 0.5}])
 def test_the_pipeline_multiplies_two_sources_in_the_types_of_its_target(
-    scale: Choices, target: str, factor: DType
+    scale: Choices, target: str, factor: DType, other: DType
 ) -> None:
     zeros = {"zero": 3} | scale
     graph = pair({"kind": DType.INT8} | zeros, {"kind": DType.UINT8} | zeros)
     made = optimise(graph, Mode(resolve_target(target)))
     types = [made.types[value].dtype for value in anchor(made).inputs]
-    assert types == [factor, DType.INT8]
+    assert types == [factor, other]
 
 
 HALF: Choices = {"scale": 0.5}

@@ -137,7 +137,7 @@ def scaled_bytes() -> Graph:
 
 
 def test_products_of_bytes_are_included_where_the_rule_leaves_them_out() -> None:
-    bare, able = resolve_target("x86-64-v3"), resolve_target("cascadelake")
+    bare, able = resolve_target("x86-64-v4"), resolve_target("cascadelake")
     name = quantised_products.__name__
     assert name in unsuited_passes(bare)
     assert name not in unsuited_passes(able)

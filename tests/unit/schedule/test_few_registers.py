@@ -8,6 +8,7 @@ from tests.graphs import Maker
 from tests.kernels import as_workload
 from tests.unit.schedule.problems import PROBLEMS, conv, matmul
 from tilewright.compiler.codegen.statistics import inner_loops
+from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.layout import ROW_MAJOR
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
@@ -78,6 +79,17 @@ def test_six_rows_of_two_vectors_spill_without_broadcasts() -> None:
         return max(loops, key=lambda loop: len(loop.instructions)).spills
 
     assert spills(3, 3) == spills(2, 4) == 0 < spills(6, 2)
+
+
+def test_untuned_products_of_pairs_stay_in_registers() -> None:
+    """vpmaddwd does not accumulate: a product has a register, too."""
+    make = Maker()
+    x, w = make.input("x", 196, 64, dtype=DType.INT16), make.input("w", 64, 384, dtype=DType.INT16)
+    graph = make.graph(make("matmul", x, w, accumulator="int32"))
+    for sub in schedule_space(as_workload(graph, ("w",)), Mode(V3)).subspaces:
+        default = sub.default
+        rows, vectors = default.integer("tile"), default.integer("vectors")
+        assert rows * vectors + vectors + 2 <= V3.vector_registers, default
 
 
 def test_winograd_without_fma_stays_in_registers() -> None:

@@ -91,6 +91,33 @@ def test_a_value_in_a_form_that_can_be_undone_is_shown() -> None:
         np.testing.assert_array_equal(way.numbers({kernel: written[kernel]}), written["q"])
 
 
+@pytest.mark.parametrize(
+    ("stored", "wide", "shown"),
+    [
+        ("uint8", "int16", True),
+        ("int8", "int16", True),
+        ("int16", "uint8", False),
+        ("uint8", "float32", False),
+    ],
+)
+def test_integers_in_a_type_with_all_of_their_values_are_shown(
+    stored: str, wide: str, shown: bool
+) -> None:
+    """A kernel that ends with the conversion for the next product writes only the wide form."""
+    m = Maker()
+    q = m("cast", m("round", m.input("x", 4, 4), name="r"), name="q", to=stored)
+    imported = m.graph(m("cast", q, name="y", to="float32"))
+    m("cast", q, name="w", to=wide)
+    planned = m.graph("y", "w")
+    found = correspondence(imported, planned, ["w"])
+    assert ("q" in found) == shown
+    if shown:
+        written = computed(planned, {"x": np.arange(16, dtype=np.float32).reshape(4, 4)})
+        (way,) = found["q"]
+        assert way.whole
+        np.testing.assert_array_equal(way.numbers({"w": written["w"]}), written["q"])
+
+
 def test_names_of_values_in_other_types() -> None:
     name = in_type(in_type("y", DType.FLOAT32, ()), DType.BFLOAT16, ())
     assert list(stands_for(name)) == ["y.float32.bfloat16", "y.float32", "y"]
