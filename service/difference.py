@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 class ComparedKernel:
     """One workload of an artifact or a job.
 
-    Artifacts store no readable names of workloads. `description` therefore has the operators and a
-    shape of an artifact's workload; it is "" for a job.
-
     Attributes:
         key: the key of the workload.
         name: a readable name; "" in artifacts.
         count: the number of the model's kernels with this workload.
         seconds: the time of one run of the workload, or None without a measurement.
         schedule: the JSON form of its schedule.
-        macs: the multiply-adds of its definition.
-        runs: the number of its executions in one run of the model. With dynamic sizes this differs
+        macs: the multiply-adds of the workload's operators, whatever the schedule's algorithm.
+        runs: how often one run of the model executes the workload. With dynamic sizes this differs
             from `count`.
+        description: the operators and a shape of an artifact's workload, which has no name; "" for
+            a job.
     """
 
     key: str

@@ -26,8 +26,8 @@ def tune(
 ) -> Model:
     """Tune a model on this machine and load the result, as `tilewright tune MODEL -o OUTPUT` does.
 
-    The command runs as a child process, so a script that calls this needs no guard for
-    multiprocessing. Measurements and records stay in the database that the settings name
+    The command runs as a child process, so a script can call this without `if __name__ ==
+    "__main__":`. Measurements and records stay in the database of the data folder
     (TILEWRIGHT_DATA_FOLDER).
 
     Args:

@@ -95,7 +95,7 @@ def parse_sizes(given: Iterable[str] | None) -> dict[str, tuple[int | str, ...]]
 def size_texts(sizes: Mapping[str, int | str | Sequence[int | str]]) -> list[str]:
     """Format sizes and ranges: ["sequence=128,1..512@8"] for {"sequence": ("1..512@8", 128)}.
 
-    Of each dimension, a range with size hints comes last, because hints end a text.
+    Within a text, a range follows the fixed sizes, because numbers after `@` are size hints.
     """
     found = []
     for name, choices in sizes.items():

@@ -173,9 +173,9 @@ def stated_words(stated: Mapping[str, Any]) -> list[str]:
 def of_earlier_releases(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the stored options of a job from an earlier release, so that they are valid now.
 
-    Options that are null are left out, which selects the default. A budget limit that only earlier
-    releases accepted becomes the nearest bound. All other values are returned unchanged and
-    unchecked.
+    Options that are null are left out, which selects the default. If `seconds`, `target_ms` or
+    `stop_gain` is outside the bounds of this release, it becomes the nearest bound. All other
+    values are returned unchanged and unchecked.
     """
     options = {name: value for name, value in stored.items() if value is not None}
     for name, least in (("seconds", LEAST_BUDGET_SECONDS), ("target_ms", LEAST_TARGET_MS)):
@@ -339,7 +339,7 @@ class JobBudget(JsonValue):
 
         `seconds` limits the whole job: planning, tuning and verification. Verification is expected
         to take as long as planning. If both together exceed FIXED_SECONDS, the excess is subtracted
-        from `seconds`, but tuning keeps at least half of it.
+        from `seconds`, but tuning keeps at least half of `seconds`.
         """
         if self.seconds is None or 2 * spent <= FIXED_SECONDS:
             return self

@@ -166,13 +166,13 @@ def _race(
     turns: _Turns,
     tell: Callable[[str], None],
 ) -> tuple[list[_Row], float | None]:
-    """Time the model on each feed, interleaved with another engine if `peer` is given.
+    """Time the model on each feed; if `peer` is given, it and the model run in turns.
 
     Args:
         executable: the compiled model.
         feeds: the inputs, one feed per size.
         peer: the other engine's name and the ONNX file that it runs; None for no comparison.
-        turns: the number and length of the turns, and the threads.
+        turns: the number of turns of each engine, the seconds of a turn, and the threads.
         tell: is called with a line of progress before each feed.
 
     Returns:

@@ -71,10 +71,10 @@ def open_inputs(ports: ModelPorts) -> list[str]:
 
 
 def _products(summary: PlanSummary) -> list[str]:
-    """Return a line per pair of operand types, with its percentage of the model's multiplications.
+    """Return lines such as "75.0 % int8 x int8", one per pair of types that the model multiplies.
 
-    The list is empty if all multiplications have the same types and no reason is known for these
-    types.
+    The number is the percentage of all multiplications. A line may end with the reason why
+    quantised values are multiplied as floats. The list is empty for one pair without such a reason.
     """
     total = sum(share.macs for share in summary.products)
     if len(summary.products) < 2 and not any(share.reason for share in summary.products):

@@ -265,8 +265,9 @@ def _views(
 ) -> list[StoredRecordView]:
     """Return records as views, with the names of their workloads.
 
-    With `every_name`, all workloads without a name are named first. Otherwise only one batch of
-    them is named, which is fast.
+    Workloads are stored without names. This function first computes and stores missing names: all
+    of them if `every_name` is true, and otherwise only as many as one batch has, so that it is
+    fast.
     """
     from tilewright.service.api.record_views import stored_record_view
     from tilewright.service.jobs.knowledge.families import name_workloads

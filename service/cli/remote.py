@@ -373,10 +373,12 @@ def find_records(
 
 
 def _target_name(given: str, key: str) -> str:
-    """Return the name of a target to show, from the value of --target and the key of the target.
+    """Return the name of a target for users.
 
-    `host` means the machine of the service, so its name is looked up by the key. If no target with
-    this key is known, the result is "host" with the start of the key.
+    Args:
+        given: the value of --target. It is the result, unless it is "host".
+        key: the key of the target. For "host", the result is the name of the known target that has
+            this key, or else "host (KEY)" with the start of the key.
     """
     if given.partition(":")[0] != "host":
         return given

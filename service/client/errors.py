@@ -43,7 +43,10 @@ class UnreachableError(ClientError):
 
 
 class RefusedError(ClientError):
-    """The service answered with an error. `problem` has its status, kind and sentence."""
+    """The service answered with an error.
+
+    The attribute `problem` is the error's JSON object: HTTP status, type, and a sentence.
+    """
 
     def __init__(self, problem: ProblemView, retry_seconds: float = 0.0) -> None:
         self.problem = problem

@@ -16,8 +16,8 @@ class Retries:
 
     Each pause is twice the previous one, shortened at random so that many clients do not return at
     the same moment. `pause` raises the error once `patience_seconds` have passed since the first
-    failure. The service's next answer resets this limit. A job's event stream that breaks after an
-    hour can therefore be retried for the full time.
+    failure since the service's last answer. A job's event stream that breaks after an hour is
+    therefore retried for the full time.
     """
 
     def __init__(
@@ -33,7 +33,8 @@ class Retries:
         """Record the time at which an event stream was opened.
 
         If the stream breaks later than `LAST_PAUSE_SECONDS` after this time, it counts as an answer
-        of the service, even without events. Proxies may end idle streams again and again.
+        of the service, even without events. Otherwise the attempts would end for a quiet job behind
+        a proxy that closes idle streams.
         """
         self._opened = self._clock()
 

@@ -53,12 +53,14 @@ class TargetModels:
 
 
 def _lines(name: str, colour: int, models: Sequence[CostModelView]) -> tuple[Series, Series]:
-    """Return two lines of a chart: the scores of all versions, and the level of a random ranking.
+    """Return two lines of a chart: the score of each version, and the score of a random ranking.
+
+    The second line is horizontal.
 
     Args:
         name: the name of the score.
         colour: the number of the lines' colour.
-        models: the versions, the oldest first. The newest one states the level of a random ranking.
+        models: the versions, the oldest first. The newest one states the score of a random ranking.
     """
     chance = models[-1].chance.get(name)
     scores = tuple(ChartPoint(model.version, model.scores.get(name)) for model in models)

@@ -80,16 +80,16 @@ def checked_body(body: type[B], **fields: Any) -> B:
 
 
 def _check_type(request: Request, right: bytes) -> None:
-    """Reject a form with another content type or charset than the dashboard's pages send.
+    """Check that a form has the content type `right` and the charset UTF-8.
 
-    The parser decodes the fields in the charset that the request names, and blocks the event loop
-    meanwhile. The time of Python's punycode decoder grows with the square of the length, and other
-    decoders raise unexpected exceptions. The header is parsed here with the parser's own function,
-    so that both read the same charset.
+    Starlette would decode the fields in any charset that the request names. That is unsafe: the
+    time of Python's punycode decoder grows with the square of the length, and it would block the
+    event loop. Other decoders raise unexpected exceptions.
 
     Raises:
         ApiProblem: 422, if the content type or the charset differs.
     """
+    # Starlette parses the header with the same function, and so finds the same charset.
     content_type, parameters = parse_options_header(request.headers.get("Content-Type"))
     if content_type not in (b"", right):  # without a content type, the form is empty
         raise invalid(f"the form's content type is not {right.decode()}")

@@ -185,7 +185,10 @@ def _path(points: Sequence[Point]) -> str:
 
 
 def _colours(names: Iterable[str]) -> dict[str, int]:
-    """Return numbers of colours for the `KINDS` most frequent names; 0 for the most frequent."""
+    """Return the number of a colour for each of the `KINDS` most frequent names.
+
+    The most frequent name has the number 0.
+    """
     return {name: n for n, (name, _) in enumerate(Counter(names).most_common(KINDS))}
 
 

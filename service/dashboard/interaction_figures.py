@@ -1,7 +1,7 @@
 """Tables that show interactions between two knobs: the speed for each combination of their values.
 
-The interaction is the part of the speed that separate effects of both knobs, multiplied with each
-other, do not explain.
+Two knobs interact if the speed of a combination is not the product of one factor per knob. For
+example, unrolling is fast with a small tile, and slow with a large one.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class KnobPair:
         columns: the values of the knob `across`.
         rows: for each value of the knob `down`, the value and its cells; a cell without a trial is
             None.
-        strength: the typical factor by which the speeds differ from a model in which both knobs act
-            independently; 1 without any interaction.
+        strength: the typical factor by which a speed differs from the best fit by a product of one
+            factor per row and one per column; 1 without any interaction.
     """
 
     down: str
@@ -122,8 +122,8 @@ def _pair(
 def _strength(speeds: Mapping[tuple[str, str], float]) -> float:
     """Return the strength of an interaction (`KnobPair.strength`), from speeds by (row, column).
 
-    It subtracts the means of rows and columns from the logarithms of the speeds. The strength is
-    the exponential of the residuals' root mean square.
+    The fit subtracts the means of rows and columns from the logarithms of the speeds. The strength
+    is the exponential of the root mean square of the remaining numbers.
     """
     left = {place: math.log(speed) for place, speed in speeds.items() if speed > 0.0}
     for _ in range(SWEEPS):

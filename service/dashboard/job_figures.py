@@ -16,7 +16,7 @@ from tilewright.service.show.units import finite
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """The part of a bar that belongs to one task; its length shows the task's time.
+    """The part of a bar for one task. The length of the part shows the task's time.
 
     Attributes:
         left: the start of the part, in thousandths of the longest bar.

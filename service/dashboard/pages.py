@@ -71,11 +71,11 @@ def page(request: Request, template: str, status: int = 200, **shown: Any) -> HT
 
 
 def first_page(request: Request, limit: int) -> tuple[Pages, Response]:
-    """Return a `Pages` and a response, with which a page calls a REST route that lists items.
+    """Return the two arguments for a call of a REST route that lists items, from a web page.
 
-    The `Pages` selects the first `limit` items. It ignores the page token of the request, which
-    belongs to the page's main list. The route adds its headers to the response, where `has_more`
-    reads them.
+    The first selects the first `limit` items, whatever page the request names, because that is a
+    page of the main list. The second is an empty response, to which the route adds headers. From
+    them, `has_more` finds out whether the list is longer.
     """
     response = Response()
     return Pages(request, response, limit, None), response

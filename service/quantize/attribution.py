@@ -1,10 +1,10 @@
 """Attributes kernel times to the layers of a quantised model, and groups layers that share kernels.
 
-A plan keeps the names of the model's values. A kernel belongs to the layers whose values it
-computes, rounded or not, including values that stay inside the kernel. If it computes no layer's
-value, it belongs to the layers for which it prepares data, such as the integers of a product or a
-rounded input. A kernel that computes no value of the model, such as a relayout, belongs to the
-layers of the kernels that read its output.
+A plan keeps the names of the model's values. A kernel belongs to the layers whose outputs it
+computes, as floats or as integers, including outputs that stay inside the kernel. A kernel that
+computes no layer's output belongs to the layers for which it prepares data: for example, it
+quantises a layer's input. A kernel that computes no value of the model, such as a relayout, belongs
+to the layers of the kernels that read its output.
 
 Layers that share a kernel, in the float32 model or in the quantised one, cannot be timed
 separately: they form one part. A layer without a kernel (a Reshape in place) joins the part of the
@@ -145,8 +145,8 @@ def kernel_layers(timed: Timed) -> list[Indices]:
 def _layers(timed: Timed, made: Iterable[str]) -> Indices:
     """Return the layers of a kernel that computes the values `made` of the model.
 
-    These are the layers that compute one of the values; without any, the layers that the values
-    prepare data for.
+    These are the layers of which one of the values is an output. If no such layer exists, they are
+    the layers for which the values prepare data.
     """
     nobody: Indices = frozenset()
     return nobody.union(*map(timed.owners.makers, made)) or nobody.union(

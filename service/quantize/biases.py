@@ -1,7 +1,7 @@
 """Expands the bias of each Gemm to one number per channel.
 
-onnxruntime quantises only such biases with a scale per channel. It also ignores `beta`, so this
-pass multiplies `beta` into the bias.
+If weights have a scale per channel, onnxruntime requires such a bias. It also ignores the attribute
+`beta` of Gemm, a factor of the bias, so this pass multiplies the bias by `beta`.
 
     Gemm(x, w, b), b: () or (1,) or (1, channels)  ->  Gemm(x, w, b'), b': (channels,)
     Gemm(x, w, b), b: (rows, ...)                  ->  Add(Gemm(x, w), b)

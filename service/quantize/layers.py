@@ -127,7 +127,7 @@ class Owners:
         }
 
     def makers(self, value: str) -> frozenset[int]:
-        """Return the layer that computes a value, as a set.
+        """Return a set with the position of the layer that computes a value.
 
         The set is empty if no layer computes it. A rounded copy of a value (after QuantizeLinear or
         DequantizeLinear) counts as the value.
@@ -140,11 +140,11 @@ class Owners:
         return self._makers.get(value, frozenset())
 
     def served(self, value: str) -> frozenset[int]:
-        """Return the layers for which a value of the quantised graph prepares data.
+        """Return the layers for which a value of the quantised graph prepares data, by position.
 
         The search follows the readers of the value up to the next values of the float32 model, and
-        returns the layers that compute these. An example is the integer product of a layer before
-        its scaling.
+        returns the layers that compute these. For example, a quantised MatMul first computes a
+        product of integers, which then is scaled. The product prepares data for this layer.
         """
         found: set[int] = set()
         seen = {value}

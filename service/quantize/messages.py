@@ -17,9 +17,9 @@ _THEIRS = ("root", "onnxruntime")
 
 
 class _Forwarder(logging.Handler):
-    """A log handler that collects onnxruntime's records in `lines`.
+    """A log handler that collects onnxruntime's messages in the list `lines`.
 
-    It passes all other records to `handlers`.
+    It passes all other log records to the given `handlers`.
     """
 
     def __init__(self, handlers: Sequence[logging.Handler]) -> None:

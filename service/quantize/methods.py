@@ -502,10 +502,10 @@ def _border(failure: str, *, hints: bool = False) -> Iterator[None]:
 
 
 def _is_about_scales(error: Exception) -> bool:
-    """Return whether an error message is about channels or scales, apart from quoted names.
+    """Return whether an error message is about channels or scales. Quoted names do not count.
 
-    NumPy's message on the truth value of an array counts, too: code that expects one scale raises
-    it for a scale per channel.
+    NumPy's error "The truth value of an array ... is ambiguous" counts, too: it occurs in code of
+    onnxruntime that expects one scale and gets an array of scales, one per channel.
     """
     text = re.sub(r"'[^']*'", "", str(error))
     return bool(

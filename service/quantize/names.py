@@ -5,7 +5,10 @@ The quantiser derives names of new values: from `x` it derives `x_scale`, `x_qua
 invalid if the model already has a value `x_scale`. A name that is a prefix of another name is
 therefore replaced while the model is quantised, and restored afterwards:
 
-    x, x_scale -> x.0, x_scale -> quantised -> x, x_scale, x.0_scale
+    names of the model:       x,   x_scale
+    temporary names:          x.0, x_scale
+    after the quantisation:   x.0, x_scale, x.0_scale
+    after the restoration:    x,   x_scale, x.0_scale
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ The model computes every layer in both ways, and the flag of its part selects th
     x -> quantised layer -> y      x -> quantised layer -> y.quantised -+
                                    x -> float32 layer   -> y.float -----+-> Where(flag) -> y
 
-A value is rounded for all its readers if a layer that writes or reads it is quantised, as in the
-quantiser's models. One compilation is therefore enough to compute the loss of any combination of
-quantised parts.
+In a run, a value is rounded for all its readers if any layer that writes or reads it is quantised,
+as in the models of onnxruntime's quantiser. The model is compiled once, and then computes the loss
+of any combination of quantised parts.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class _Switches:
         self._read = as_read(graph, (v for v in self._touching if v in self._there))
 
     def choose_layers(self, model: onnx.GraphProto) -> None:
-        """Add a float32 copy of each layer.
+        """Add a float32 copy of each layer, and nodes that select between the outputs of both.
 
-        New nodes select its values by the flag of the layer's part.
+        The flag of the layer's part makes the selection.
         """
         weights = {tensor.name: tensor for tensor in model.initializer}
         for node in model.node:
@@ -120,7 +120,7 @@ class _Switches:
                     self._choose(flag(part), f"{value}.float", value)
 
     def choose_rounding(self) -> None:
-        """Add nodes that bypass the rounding of a value.
+        """Add nodes that bypass the rounding of each quantised value.
 
         The rounding is bypassed in a run if all layers that write or read the value are in float32.
         """

@@ -200,10 +200,12 @@ def phases_text(phases: Mapping[str, float]) -> str:
 
 
 def _compared_text(steps: Mapping[str, Any], unverified: bool) -> str:
-    """Return the numbers of values that a verification compared, as text.
+    """Return the number of values that a verification compared: "all 12 compared values right".
 
-    All compared values are right unless `unverified` is true, because a wrong value ends the
-    verification with an error.
+    Args:
+        steps: the certificate of the step-by-step comparison, as JSON data.
+        unverified: whether some values after a loop or branch differ from the reference, perhaps
+            because of rounding. The text then does not state that all are right.
     """
     compared, written, excused = steps["compared"], steps["written"], steps["excused"]
     values = (

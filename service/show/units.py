@@ -59,7 +59,7 @@ def duration(seconds: float | None) -> str:
 
 
 def speedup(ratio: float | None) -> str:
-    """Format a speed-up as `1.05x`. `ratio` is our time divided by the baseline's time."""
+    """Format a speed-up: `1.05x` for a `ratio` of 0.95, our time divided by the baseline's."""
     known = finite(ratio)
     return "-" if not known or not math.isfinite(1 / known) else f"{1 / known:.2f}x"
 

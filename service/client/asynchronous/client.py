@@ -50,7 +50,7 @@ ENDED_EARLY_SECONDS = 0.2
 
 
 class AsyncClient(AsyncConnection):
-    """A connection to a service with a token. As a context manager, it closes its connections.
+    """A client of a service, and a context manager that closes the client's connections at its end.
 
     Every method raises ClientError if the service is unreachable or refuses the request. A request
     is repeated for `patience_seconds` if the service has answered before and is now unreachable, or

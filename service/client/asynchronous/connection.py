@@ -208,8 +208,8 @@ class AsyncConnection:
     def _unreachable(self, error: httpx2.HTTPError) -> UnreachableError:
         """Return the error to raise for a request that failed in the network.
 
-        The error permits retries only if the service has answered before. Otherwise its address is
-        probably wrong, and the message names the setting of the address.
+        The error permits retries only if the service has answered before. Otherwise the address is
+        probably wrong, and the message names the setting for it.
         """
         self._met = self._met or not isinstance(error, NOT_MET)
         remedy = (

@@ -82,7 +82,7 @@ def cost(task: TaskView, seconds: float | None) -> float:
 def runs_of(task: TaskView) -> float:
     """Return how often one run of the model executes the task.
 
-    This is its weight divided by its operations.
+    It is computed from `weight`, which counts the operations of all these executions together.
     """
     runs = task.weight / max(1, finite(task.facts.get("flops")) or 0)
     return runs if math.isfinite(runs) and runs > 0.0 else 0.0
@@ -91,7 +91,7 @@ def runs_of(task: TaskView) -> float:
 def comparison_text(comparison: Mapping[str, Any] | None) -> str:
     """Return the speed-up of a finalist over the incumbent schedule, with its confidence interval.
 
-    Returns "kept" if `comparison` is None, which stands for the incumbent itself.
+    Returns "kept" if `comparison` is None, because no finalist replaced the incumbent.
     """
     return "kept" if comparison is None else speedups(comparison)
 
