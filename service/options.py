@@ -275,7 +275,8 @@ FIXED_SECONDS = 9.0
 """Seconds of the phases before the first trial and after the last one that do not count towards the
 budget.
 
-A command may take 1.25 times its budget and 10 s in total. Starting its process takes one second.
+The limit of a command is 1.25 times its budget plus 10 s. One of these seconds is for the start of
+its process.
 """
 
 LATE_SHARE, LATE_SECONDS = 1.25, 5.0

@@ -149,12 +149,13 @@ def show_kernels(
 def _chosen(
     reports: Sequence[ModelReport], numbers: Sequence[int] | None
 ) -> dict[int, KernelReport]:
-    """Return the kernels that `--kernel` selects, by number in ascending order.
+    """Return the kernels that `--kernel` selects, by number.
 
-    Without `numbers`, return all kernels that run at the sizes of a report.
+    Without `numbers`, return all kernels of the reports, in ascending order. A report contains the
+    kernels that run at its sizes.
 
     Raises:
-        UserError: if no report contains a kernel with one of the `numbers`.
+        UserError: if one of the `numbers` is not the number of a kernel in any report.
     """
     from tilewright.compiler.runtime.ports import sizes_text
 

@@ -68,7 +68,7 @@ def _feeds_at_hints(
 ) -> list[Feed]:
     """Return random inputs at the size hints of a model with a separate program per size.
 
-    The hints come from a plan of the model, because no program states them.
+    The model is planned again to find the hints, because its programs do not contain them.
     """
     from tilewright.compiler.runtime.ports import sizes_text
     from tilewright.service.jobs.plan.planning import ModelRequest, plan_sizes

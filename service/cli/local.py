@@ -394,11 +394,11 @@ def _load_arrays(path: Path) -> dict[str, Any]:
 
 
 def served_facts(selected: SelectedSchedules) -> dict[str, Any]:
-    """Return the selection of a model's schedules as plain data for `json.dumps`.
+    """Return which schedules were selected for a model, as plain data for `json.dumps`.
 
-    The data has the number of workloads, the numbers of workloads with a record and with a related
-    record, and the verdict of the end-to-end comparison, which decides between tuned and default
-    schedules.
+    The data has the number of workloads, the number of workloads with a record of their own, the
+    number of those with only a related workload's record, and the verdict of the end-to-end
+    comparison, which decides between tuned and default schedules.
     """
     return {
         "workloads": selected.workloads,

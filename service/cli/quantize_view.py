@@ -17,7 +17,7 @@ from tilewright.service.show.table import CellKind, Column, table
 from tilewright.service.show.units import microseconds, milliseconds, speedup
 
 ROWS = 40
-"""Limit of the model parts that the table lists, slowest first. `--json` prints all parts."""
+"""Limit of the model parts that the table lists, the slowest ones. `--json` prints all parts."""
 
 UNDEFINED = "n/a"
 """Text shown in place of an undefined number."""

@@ -142,7 +142,7 @@ def _printing_options(as_json: bool) -> list[str]:
 def _check_tls(settings: Settings, insecure: bool) -> None:
     """Check that the certificate and key work, and that no token crosses a network unencrypted.
 
-    A configured proxy address counts as a proxy that terminates TLS.
+    If the settings state the address of a proxy, the proxy is assumed to terminate TLS.
 
     Raises:
         UserError: if the certificate or key cannot be used, or tokens would be sent unencrypted

@@ -93,10 +93,10 @@ def _routes() -> Sequence[BaseRoute]:
 
 
 def _refused(request: Request, problem: ApiProblem) -> Response:
-    """Return the answer to a request that raised `problem`.
+    """Return the answer to a request that raised `problem`: a page that explains the problem.
 
-    This is a page with the problem. For status 401, when the token is missing or invalid, it is a
-    redirect to the sign-in page.
+    If the problem is a missing or invalid token (status 401), the answer is a redirect to the
+    sign-in page.
     """
     if problem.status != 401:
         return problem_page(request, problem)

@@ -88,7 +88,8 @@ def _table(
     Args:
         title: the title of the column of names.
         sides: the schedules.
-        facts: returns the values of a schedule's code by name.
+        facts: returns the facts about a schedule by name, such as the values of its knobs. Its
+            argument is None for a schedule without code.
     """
     found = [facts(side.code) for side in sides]
 

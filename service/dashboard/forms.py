@@ -66,7 +66,7 @@ async def form_file(request: Request, name: str) -> bytes:
 
 
 def checked_body(body: type[B], **fields: Any) -> B:
-    """Return an instance of `body`, a REST request, with the values that a form states.
+    """Return an instance of the REST request class `body` with the values of a form.
 
     Raises:
         ApiProblem: 422, which names the first invalid field.

@@ -83,8 +83,8 @@ class GraphFigures:
     precisions: tuple[tuple[int, str, int], ...]
     layouts: tuple[tuple[int, str, int], ...]
     untuned: int
-    """Number of kernels that no task of the job covers, because another plan or release made the
-    tasks."""
+    """Number of kernels without a task in the job, for example because another release planned the
+    job."""
 
     @classmethod
     def of(cls, graph: ModelGraph, tasks: Sequence[TaskView]) -> GraphFigures:

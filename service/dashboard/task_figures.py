@@ -39,7 +39,7 @@ class TaskFigures:
 
     @classmethod
     def of(cls, trials: Sequence[TrialOutline]) -> TaskFigures:
-        """Return the data of the page of a task with these trials, the newest first."""
+        """Return the data of a task's page. `trials` has the task's trials, the newest first."""
         worked = [t for t in trials if t.run_seconds and t.status == "ok" and not t.withdrawn]
         fastest = sorted(worked, key=lambda trial: trial.run_seconds or 0.0)
         kinds = Counter(trial.status for trial in trials if trial.status != "ok")

@@ -61,7 +61,7 @@ def parse_limit(text: str) -> Limit:
 def keeps(limit: Limit, outputs: Outputs) -> bool:
     """Return whether a quantised model's outputs meet the limit.
 
-    `check_limit` must have accepted the limit before.
+    Call `check_limit` first, because an output without classes meets any limit on classes.
     """
     match limit:
         case LeastSqnr(decibels):

@@ -385,8 +385,8 @@ def _untyped(graph: onnx.GraphProto) -> frozenset[str]:
 def _wild(graph: onnx.GraphProto, ranges: Path) -> frozenset[str]:
     """Return the names of nodes that read or write a value whose range is not finite.
 
-    `ranges` is the file of ranges that onnxruntime has written. Infinite ranges are removed from
-    it. Returns an empty set if the file does not exist.
+    `ranges` is the file in which onnxruntime has stored the range of each value. The function
+    removes the ranges that are not finite from it. The result is empty if the file does not exist.
     """
     if not ranges.is_file():
         return frozenset()
@@ -402,9 +402,10 @@ def _wild(graph: onnx.GraphProto, ranges: Path) -> frozenset[str]:
 
 
 def _weights_in_bodies(graph: onnx.GraphProto, operators: Collection[str]) -> frozenset[str]:
-    """Return the names of float32 weights that nodes of these operators read in bodies.
+    """Return the names of float32 weights that are read in bodies of If, Loop and Scan.
 
-    Weights are constants with at least two dimensions, defined in the body or outside of it.
+    Only nodes of the given `operators` count as readers. Weights are constants with at least two
+    dimensions, defined in the body or outside of it.
     """
     constants = set()
     for one in graphs(graph):

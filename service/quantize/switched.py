@@ -144,7 +144,11 @@ class _Switches:
         self.nodes.append(helper.make_node("Where", inputs, [value], f"{value}.chosen"))
 
     def _of_float(self, value: str) -> str:
-        """Return the value that a layer's float32 copy reads for an input of the layer."""
+        """Return the name of the value that a layer's float32 copy reads instead of `value`.
+
+        It is the value that readers of `value` receive in the quantised graph. If that graph lacks
+        `value`, it is the float32 copy `VALUE.float`.
+        """
         if not value or value in self._there:
             return self._read.get(value, value)
         return f"{value}.float"

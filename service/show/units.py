@@ -125,7 +125,7 @@ def ago(now: float, then: float) -> str:
 
 
 def quantity(number: float) -> str:
-    """Format a number, from 1,000 on with three significant digits and an SI prefix: `1.23 M`."""
+    """Format a number: `999`, or from 1,000 on with an SI prefix and three digits: `1.23 M`."""
     for factor, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= factor:
             return f"{number / factor:.3g}{suffix}"
@@ -133,7 +133,7 @@ def quantity(number: float) -> str:
 
 
 def size(count: float) -> str:
-    """Format a number of bytes, from 1 KiB on with up to three significant digits: `1.5 MiB`."""
+    """Format a number of bytes: `999 B`, or a larger unit with up to three digits: `1.5 MiB`."""
     for factor, suffix in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= factor:
             return f"{count / factor:.3g} {suffix}"

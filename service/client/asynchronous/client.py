@@ -242,7 +242,7 @@ class AsyncClient(AsyncConnection):
     async def graph(self, job_id: str) -> GraphView:
         """Return the graph of a job's model after fusion.
 
-        Each step lists the ONNX nodes that it computes.
+        Each step of the graph, such as a kernel, lists the ONNX nodes that it computes.
         """
         path = f"/v1/jobs/{quoted(job_id)}/graph"
         return await self._view(GraphView, "GET", path, timeout=LONG_SECONDS)

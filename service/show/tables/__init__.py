@@ -1,1 +1,4 @@
-"""Definitions of table columns, one module per area. A terminal, notebook or page selects some."""
+"""Definitions of table columns, one module per area.
+
+Each output (a command, a notebook, a page of the dashboard) selects the columns that it shows.
+"""

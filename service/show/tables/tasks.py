@@ -33,7 +33,8 @@ class TaskLine:
         task: the task.
         best_share: the task's fraction of the model's best time, from 0 to 1; None if the time is
             unknown.
-        of_roofline: the time that the device's roofline allows, divided by the task's best time.
+        of_roofline: the shortest time that the device's roofline allows, divided by the task's best
+            time; None if one of the times is unknown.
         colour: the number of the task's colour on pages, from 0; `COLOURS` for all later tasks.
         namesake: whether another task has the same name, because names omit some properties.
     """
