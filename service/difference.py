@@ -49,7 +49,7 @@ class ComparedSide:
 
     Attributes:
         name: the name to show, such as "job 1f0e".
-        facts: facts that are compared as a whole, by name, such as the target and the threads.
+        facts: facts about the whole artifact or job, by name, such as the target and the threads.
         kernels: the workloads by key.
         seconds: the time of all kernels in one run of the model; None if unknown.
     """

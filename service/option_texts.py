@@ -28,7 +28,10 @@ def parse_share(option: str, text: str) -> float:
 
 
 def share_text(share: float) -> str:
-    """Format a fraction: "0.5%" for 0.005, or a plain number if the percentage is not exact."""
+    """Format a fraction: "0.5%" for 0.005.
+
+    If the percentage has more than six digits, the text is a plain number: "0.123456789".
+    """
     percent = f"{100 * share:g}%"
     return percent if parse_share("", percent) == share else str(share)
 

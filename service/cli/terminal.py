@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print to standard output."""
+    """Print a text to standard output, followed by `end`."""
     print(visible(text), end=end)
 
 

@@ -120,7 +120,7 @@ async def job_events(
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream the job's events as server-sent events.
 
-    A final event `end` ends the page's subscription.
+    After a final event `end`, the page stops listening.
     """
     last = request.headers.get("last-event-id")
     async for event in event_routes.job_events(request, job, storage, notifier, last, after):

@@ -249,8 +249,14 @@ class Quantiser:
 def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
     """Read a float32 model, and prepare it for quantisation.
 
-    The preparation removes initializers from the graph inputs, sets the opset, folds constants,
-    expands Gemm biases, and names all nodes.
+    The preparation removes initializers from the graph inputs, raises the opset to at least 13,
+    folds constants, expands Gemm biases, and names all nodes.
+
+    Args:
+        path: the ONNX file.
+        method: the quantisation method. For a method other than static int8, a Gemm becomes a
+            MatMul and an Add if onnxruntime supports this for its attributes.
+        folder: an existing folder for temporary files.
 
     Raises:
         NothingToQuantizeError: if the model is already quantised, or has no standard ONNX operator.

@@ -21,8 +21,8 @@ class LayerReport:
         kept: whether the layer stays in float32.
         part: the position of the `ModelPart` to which the layer belongs.
         fidelity: the deviation of the layer's value in the quantised model from its value in the
-            float32 model. It includes the noise of the layers before it. None if the models have no
-            common value.
+            float32 model. It includes the noise of the layers before it. None if no value of the
+            layer exists in both models.
     """
 
     layer: Layer

@@ -208,7 +208,7 @@ def split(samples: Sequence[InputArrays], dims: Mapping[str, int], origin: str) 
     """Split samples into calibration samples and held-out samples for the report.
 
     Every fourth sample is held out. Of two or three samples the last one is held out, and a single
-    sample is used for both.
+    sample is used for both. `dims` and `origin` become the attributes of the result.
     """
     every = min(HELD_OUT, len(samples))
     held = tuple(s for i, s in enumerate(samples) if i % every == every - 1)

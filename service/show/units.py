@@ -100,7 +100,7 @@ def gain(default: float | None, best: float | None) -> str:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """Format a fraction from 0 to 1 as a percentage: `12.3 %`."""
+    """Format a fraction from 0 to 1 as a percentage with `digits` decimals: `12.3 %`."""
     if share is None or not math.isfinite(share):
         return "-"
     return f"{100 * share:.{digits}f} %"

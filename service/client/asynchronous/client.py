@@ -78,7 +78,10 @@ class AsyncClient(AsyncConnection):
     ) -> ModelView:
         """Upload a model file.
 
-        `sent` is called after each part, with the number of bytes sent so far.
+        Args:
+            path: the ONNX file.
+            name: the name of the model in the service; by default the name of the file.
+            sent: is called after each part, with the number of bytes sent so far.
         """
         file = Path(path)
         return await self._uploaded(ModelView, "/v1/models", file, name or file.name, sent)
@@ -415,7 +418,14 @@ class AsyncClient(AsyncConnection):
         return await self._view(TokenView, "DELETE", f"/v1/tokens/{quoted(token_id)}")
 
     async def audit(self, limit: int, action: str | None, subject: str | None) -> list[AuditView]:
-        """Return up to `limit` entries of the audit log, the newest first."""
+        """Return up to `limit` entries of the audit log, the newest first.
+
+        Args:
+            limit: the largest number of entries.
+            action: selects one action, such as "token.revoked"; None for all.
+            subject: selects the entries about one object, by the id of a token, job, worker or
+                other object; None for all.
+        """
         params = _given(action=action, subject=subject)
         return await self._views(AuditView, "/v1/audit", params, most=limit)
 

@@ -135,7 +135,10 @@ class AsyncConnection:
         *,
         most: int | None,
     ) -> list[ViewT]:
-        """Return the first `most` items of a paged list; all items if `most` is None."""
+        """Return the first `most` items of a paged list, as instances of `view`.
+
+        If `most` is None, return all items.
+        """
         kind = TypeAdapter(list[view])  # type: ignore[valid-type]
         found: list[ViewT] = []
         token: str | None = None
