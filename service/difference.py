@@ -73,25 +73,21 @@ class Pair:
 
     @property
     def alike(self) -> bool:
-        """Whether `a` and `b` are different workloads. They then differ only in types or
-        layouts.
-        """
+        """Whether the row pairs two workloads that differ in element types or layouts."""
         return self.a is not None and self.b is not None and self.a.key != self.b.key
 
     @property
     def counts(self) -> str:
-        """The number of kernels with the workload as text: `4`, or `4 > 2` for 4 in A and 2
-        in B.
-        """
+        """The number of kernels with the workload: `4`, or `4 > 2` for 4 in A and 2 in B."""
         counts = [None if kernel is None else kernel.count for kernel in (self.a, self.b)]
         said = ["-" if count is None else str(count) for count in counts]
         return said[0] if counts[0] == counts[1] else " > ".join(said)
 
     @property
     def schedules(self) -> str:
-        """The difference of the schedules as text, such as `gemm unroll=2>4`.
+        """The difference of the schedules: `gemm unroll=2>4` for a knob that is 2 in A and 4 in B.
 
-        If only one side has the workload, the text is its schedule.
+        If only one side has the workload, the text is that side's schedule.
         """
         a, b = self.a, self.b
         if a is None or b is None:
@@ -140,7 +136,10 @@ class Pair:
 
     @property
     def gained(self) -> float | None:
-        """Seconds that B saves on this workload per run of the model; negative if B is slower."""
+        """Seconds that B saves on this workload per run of the model; negative if B is slower.
+
+        None unless both times are known.
+        """
         if self.ratio is None or self.a is None or self.b is None:
             return None
         return _cost(self.a) - _cost(self.b)

@@ -263,8 +263,9 @@ class ModeOptions(JsonValue):
         return cls.from_json({n: v for n, v in mode.to_json().items() if n in cls.__slots__})
 
     def mode(self, target: Target, **more: Any) -> Mode:
-        """Return the mode with these options for a target. `more` has the mode's remaining
-        fields.
+        """Return the mode with these options for a target.
+
+        `more` has values for the fields of Mode that are not options.
         """
         from tilewright.compiler.mode import Mode
 
@@ -359,7 +360,8 @@ class JobBudget(JsonValue):
     def more_seconds(self) -> float:
         """The time limit, in seconds, for verifying the program at sizes other than its size hints.
 
-        It is a tenth of `seconds`, within the bounds of MORE_SECONDS.
+        It is a tenth of `seconds`, but within the two bounds in MORE_SECONDS. Without `seconds`, it
+        is the upper bound.
         """
         least, most = MORE_SECONDS
         return most if self.seconds is None else min(max(self.seconds / 10, least), most)

@@ -93,7 +93,7 @@ def _outputs(outputs: Sequence[OutputFidelity]) -> Table:
 
 
 def _parts(report: QuantizeReport) -> Table:
-    """Return a table of the `ROWS` parts that take most time in float32, in the model's order.
+    """Return a table of the slowest parts in float32, at most `ROWS`, in the model's order.
 
     A part is a group of layers that are timed together.
     """

@@ -288,8 +288,8 @@ def upload_model(client: Client, path: Path) -> ModelView:
 
     Raises:
         InvalidModelError: if the file is not a model.
-        UserError: if the files of external tensors cannot be read, or if the result exceeds
-            `MESSAGE_BYTES`.
+        UserError: if the files of external tensors cannot be read, or if the result is too large
+            for one protobuf message (2 GiB).
     """
     if find_spec("onnx") is None:
         return client.upload(path)

@@ -254,7 +254,7 @@ class Supervised:
             self._process.terminate()
 
     def wait(self) -> None:
-        """Wait until the child process has ended. Kills it after STOP_SECONDS."""
+        """Wait until the child process has ended. Kill it if this takes over STOP_SECONDS."""
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:

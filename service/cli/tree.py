@@ -155,7 +155,10 @@ def paths() -> Iterator[str]:
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Register all commands of `TREE` with a Typer application, and a group per first word."""
+    """Add all commands of the table `TREE` to a Typer application.
+
+    Commands with the same first word form a group.
+    """
     for word, found in TREE.items():
         if isinstance(found, CommandGroup):
             group = typer.Typer(help=found.help, no_args_is_help=True)

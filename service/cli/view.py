@@ -37,8 +37,8 @@ MOST_TASKS = 10
 def listed_tasks(tasks: Sequence[TaskView], verbose: bool) -> list[RenderableType]:
     """Return a table of a finished job's tasks, and lines of notes below it.
 
-    The table has the `MOST_TASKS` tasks that take most time in one run of the model. With `verbose`
-    it has all tasks, even those without a measurement.
+    The table has the tasks that take most time in one run of the model, at most `MOST_TASKS`. With
+    `verbose` it has all tasks, even those without a measurement.
     """
     known = [task for task in tasks if task.best_seconds or task.default_seconds]
     shown = tasks if verbose else sorted(known, key=_cost, reverse=True)[:MOST_TASKS]

@@ -55,7 +55,7 @@ def blocking_text(path: Path) -> str:
 
 
 def without_coroutines(source: str) -> str:
-    """Remove `async` and `await` from source code, and rename identifiers according to `WORDS`.
+    """Remove `async` and `await` from source code, and rename identifiers by the table `WORDS`.
 
     For example, `async with a: await b()` becomes `with a: b()`, and `AsyncClient` becomes
     `Client`.

@@ -33,8 +33,8 @@ class Retries:
         """Record the time at which an event stream was opened.
 
         If the stream breaks later than `LAST_PAUSE_SECONDS` after this time, it counts as an answer
-        of the service, even without events. Otherwise the attempts would end for a quiet job behind
-        a proxy that closes idle streams.
+        of the service, even without events. A quiet job can therefore be followed through a proxy
+        that closes idle streams again and again.
         """
         self._opened = self._clock()
 

@@ -70,7 +70,7 @@ async def enter(request: Request) -> Response:
 
 
 def create_dashboard(service: FastAPI) -> FastAPI:
-    """Return the dashboard's application. The service mounts it at `PATH`."""
+    """Return the dashboard's application, which the service mounts at the URL path `PATH`."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.state = service.state
     app.add_middleware(_Guarded)

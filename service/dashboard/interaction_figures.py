@@ -42,7 +42,7 @@ class Field:
 
     @property
     def shade(self) -> int:
-        """The number of the cell's colour, from 0 to `SHADES`, in proportion to the speed."""
+        """The number of the cell's colour, from 0 for no speed to `SHADES` for the full speed."""
         return round(SHADES * self.speed)
 
 

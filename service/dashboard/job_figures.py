@@ -94,7 +94,7 @@ class JobFigures:
 
 
 def job_curves(job: JobView, curve: CurveView) -> dict[str, Chart]:
-    """Return charts of the job's latency over time, one per key of `OVER`, which names the x axis.
+    """Return charts of the job's latency by x axis: over "trials" and over "seconds".
 
     Returns an empty dictionary before the first measurement.
     """

@@ -61,7 +61,7 @@ def _speed(trial: TrialOutline, fastest: TrialOutline) -> float:
 
 
 def _plots(trials: Sequence[tuple[dict[str, Any], float]]) -> dict[str, Chart]:
-    """Return charts of the `MOST_KNOBS` knobs that affect the speed most, by name of the knob.
+    """Return charts of the knobs that affect the speed most, at most `MOST_KNOBS`, by knob name.
 
     For each value of a knob, only its fastest trial counts. The effect of the knob is the speed
     with its best value over the speed with its worst value. Knobs with a single value are left out.

@@ -180,7 +180,8 @@ def random_samples(
     Args:
         inputs: the inputs of the model, with fixed dimensions.
         dims: the sizes of named dimensions, for `Samples.dims`.
-        integers: the range of random integers for each input, as from `random_integer_range`.
+        integers: for each input, the range [low, high) of its random integers; None or a missing
+            name for an input without such bounds.
 
     Raises:
         QuantizeError: if a dimension has no size.

@@ -58,8 +58,8 @@ class ChartAxis:
     def drawn(self, number: float | None) -> float | None:
         """Return the number if the axis can show it, and otherwise None.
 
-        An axis cannot show a number that is unknown, infinite or above `LARGEST` in magnitude. A
-        logarithmic axis cannot show a number below `SMALLEST` either.
+        An axis cannot show a number that is unknown, infinite or larger in magnitude than the limit
+        `LARGEST`. A logarithmic axis cannot show a number below the limit `SMALLEST` either.
         """
         known = finite(number)
         if known is None or abs(known) > LARGEST or (self.log and known < SMALLEST):

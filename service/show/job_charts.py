@@ -25,7 +25,7 @@ def curve_chart(
 
     Args:
         curve: the progress of the job.
-        over: the quantity of the x axis, a key of `OVER`.
+        over: the quantity of the x axis, "trials" or "seconds".
         start: the time at which the job began, in Unix seconds; None for the first point of the
             curve.
         target_ms: the latency at which the job ends, in milliseconds; None or 0 for no such line.

@@ -126,7 +126,7 @@ def _cell(tag: str, content: str, column: Column[Any]) -> str:
 
 
 def _text_of_line(line: str) -> str:
-    """Escape a line of code as HTML, as `_text` does, but keep its indentation."""
+    """Return a line of code as escaped HTML text, with its indentation."""
     body = line.lstrip(" ")
     return " " * min(len(line) - len(body), MOST_INDENTED) + _text(body)
 

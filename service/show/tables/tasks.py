@@ -35,7 +35,8 @@ class TaskLine:
             unknown.
         of_roofline: the shortest time that the device's roofline allows, divided by the task's best
             time; None if one of the times is unknown.
-        colour: the number of the task's colour on pages, from 0; `COLOURS` for all later tasks.
+        colour: the number of the task's colour on pages, from 0. All tasks after the first
+            `COLOURS` ones share the number `COLOURS`.
         namesake: whether another task has the same name, because names omit some properties.
     """
 
