@@ -20,7 +20,7 @@ class ArchiveError(Exception):
 
 
 def free(folder: Path) -> Path:
-    """Return the path of a new folder. Check that nothing exists there, not even a broken link.
+    """Return the path `folder` if nothing exists there, not even a broken link.
 
     Raises:
         FileExistsError: if something exists there.

@@ -71,11 +71,11 @@ def page(request: Request, template: str, status: int = 200, **shown: Any) -> HT
 
 
 def first_page(request: Request, limit: int) -> tuple[Pages, Response]:
-    """Return the two arguments for a call of a REST route that lists items, from a web page.
+    """Return the two arguments with which a web page calls a REST route for an additional list.
 
-    The first selects the first `limit` items, whatever page the request names, because that is a
-    page of the main list. The second is an empty response, to which the route adds headers. From
-    them, `has_more` finds out whether the list is longer.
+    The first argument selects the first `limit` items. A page token in the address of the web page
+    is ignored, because it belongs to the main list. The second argument is an empty response. The
+    route adds headers to it, from which `has_more` returns whether the list is longer.
     """
     response = Response()
     return Pages(request, response, limit, None), response

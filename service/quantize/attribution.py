@@ -120,7 +120,7 @@ def attribute(
 def kernel_layers(timed: Timed) -> list[Indices]:
     """Return, for each of `plan.kernels`, the positions of the layers to which the kernel belongs.
 
-    The set is empty for kernels in bodies of loops and branches.
+    A kernel in a body of a loop or branch belongs to no layer.
     """
     plan = timed.plan
     readers: dict[str, Indices] = {}

@@ -94,9 +94,10 @@ class _Switches:
         self._read = as_read(graph, (v for v in self._touching if v in self._there))
 
     def choose_layers(self, model: onnx.GraphProto) -> None:
-        """Add a float32 copy of each layer, and nodes that select between the outputs of both.
+        """Add a float32 copy of each layer.
 
-        The flag of the layer's part makes the selection.
+        Also add nodes that select the outputs of the copy or of the quantised layer, by the flag of
+        the layer's part.
         """
         weights = {tensor.name: tensor for tensor in model.initializer}
         for node in model.node:

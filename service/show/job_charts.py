@@ -85,8 +85,8 @@ def prediction_charts(found: PredictionsView) -> tuple[Chart, ...]:
 def order_text(order: OrderView | None) -> str:
     """Return a phrase on how well predictions rank trials.
 
-    It states the fraction of pairs in the right order, and the speed of the trial that is predicted
-    to be the fastest, relative to the best trial.
+    It states the fraction of pairs of trials in the right order, and the speed of the trial that is
+    predicted to be the fastest, relative to the best trial.
     """
     if order is None:
         return "too few trials to judge"
