@@ -104,8 +104,8 @@ class BackgroundTuner:
     def command(self, path: Path, options: CompileOptions) -> Sequence[str]:
         """Return the words of the command that tunes a model file with these options.
 
-        If this process is killed, the child process deletes the folder of `path`. The folder must
-        therefore contain nothing else.
+        If this process is killed, the child process deletes the folder that contains `path`. That
+        folder must therefore contain no other file.
         """
         words = [*run_module("service.tuning_child"), str(os.getpid()), str(path.parent)]
         budget = {"seconds": self.seconds, "trials": self.trials}

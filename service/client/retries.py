@@ -15,9 +15,9 @@ class Retries:
     """Computes the pauses between attempts of one call. Ends the attempts after a time limit.
 
     Each pause is twice the previous one, shortened at random so that many clients do not return at
-    the same moment. `pause` raises the error once `patience_seconds` have passed since the first
-    failure since the service's last answer. A job's event stream that breaks after an hour is
-    therefore retried for the full time.
+    the same moment. The time limit, `patience_seconds`, begins at the first failure after the
+    service's last answer. A job's event stream that breaks after an hour is therefore retried for
+    the full time.
     """
 
     def __init__(
