@@ -236,9 +236,10 @@ def transposed(weight: Weight, order: tuple[int, ...]) -> Weight:
 def as_factor(rewriter: Rewriter, source: IntegerSource, factor: IntegerFactor) -> IntegerSource:
     """Convert the integers of a source to the type that the target multiplies.
 
-    A wider type holds the stored integers unchanged. If only the signedness differs, the stored integers and the zero point are shifted by half the range
-    of the type, such as 128 for 8 bits. Their difference stays the same. The shift wraps around in
-    the stored type; the zero point is an int32, in which it does not overflow.
+    A wider type holds the stored integers unchanged. If only the signedness differs, the stored
+    integers and the zero point are shifted by half the range of the type, such as 128 for 8 bits.
+    Their difference stays the same. The shift wraps around in the stored type; the zero point is an
+    int32, in which it does not overflow.
     """
     stored = rewriter.type(source.value).dtype
     wanted = factor(stored)
