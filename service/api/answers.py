@@ -54,9 +54,10 @@ class KnownAnswers:
         invalidation.watch(self._kept)
 
     async def find(self, question: LookupQuestion) -> tuple[JsonAnswer | None, int]:
-        """Return the cached response or None, and the version number of the caches.
+        """Return the cached response or None, and the present version number of the caches.
 
-        `give` compares the number, to detect changes since then.
+        If a record or model changes before `give` is called, the version number changes too, and
+        `give` does not cache the response.
 
         Raises:
             StorageError: if the invalidated keys cannot be read.
@@ -65,10 +66,16 @@ class KnownAnswers:
         return self._kept.get(question), version
 
     def give(self, scope: Scope, answer: JsonAnswer, keys: Iterable[str]) -> Response:
-        """Cache the response of a `LookupRoute` until one of `keys` changes, and return it.
+        """Cache the response to a request, and return it, or a 304 response in its place.
 
-        The response must depend only on the request and on the records and models with these keys.
-        It is not cached if the caches changed since `find`.
+        The response is not cached if a record or model changed since the call of `find` for the
+        request.
+
+        Args:
+            scope: the ASGI scope of the request.
+            answer: the response.
+            keys: the keys of all workloads, and the digests of all models, on which the response
+                depends. It is cached until one of these records or models changes.
         """
         question, version = scope[_ASKED]
         if version == self._invalidation.version and question not in self._kept:

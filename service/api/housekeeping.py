@@ -62,9 +62,9 @@ class RemovedData:
 def remove_old_data(storage: Storage, settings: Settings) -> RemovedData:
     """Remove data that is no longer needed. Several processes may call this concurrently.
 
-    First, measured results that no tuner stored before its job ended are stored as trials. Requests
-    whose outcome the tuner of an open job has not stored yet are kept. Blobs are kept if a row
-    refers to them, or if they are so recent that such a row may not be written yet.
+    Results for a job that ended before its tuner stored them are first stored as trials. A request
+    is kept if its job is open and the job's tuner has not stored the outcome yet. A blob is kept if
+    a row of the database refers to it, or if it is so recent that the row may not be written yet.
     """
     store_orphaned_results(storage)
     requests = storage.leases.prune(settings.keep_finished_seconds)
@@ -86,16 +86,19 @@ def retention(settings: Settings) -> Retention:
 def sweep(
     storage: Storage, metrics: Metrics, holder: str, idle_seconds: float = float("inf")
 ) -> bool:
-    """End overdue leases if this replica holds the lock for it. Return whether it does.
+    """End overdue leases, if this replica holds the lock that assigns this work to one replica.
 
     If no replica held the lock for some time, the service was down, and workers could not renew
     their leases. Then all leases are first extended by that time.
 
     Args:
-        storage: the stores of the leases and of the lock that assigns this work to a replica.
+        storage: the stores of the leases and of the lock.
         metrics: counts the expired leases.
         holder: the name of this replica.
         idle_seconds: seconds since this replica's last call, an upper bound for the extension.
+
+    Returns:
+        whether this replica holds the lock.
     """
     turn = storage.sweeps.take(SWEEP, holder)
     if turn is None:

@@ -43,7 +43,8 @@ log = structlog.get_logger("tilewright.web")
 class AnswerAtOnceError(HTTPException):
     """Ends a request early with a response: a stored response to an earlier request, or a problem.
 
-    It is an HTTPException, because FastAPI passes on only these from the code that reads the body.
+    It is an HTTPException, because FastAPI replaces any other exception by status 400 while it
+    reads a body.
     """
 
     def __init__(self, response: Response) -> None:
@@ -125,8 +126,9 @@ class Once:
     def sending(self, send: Send) -> Send:
         """Return a replacement for the ASGI function `send` of the request.
 
-        It stores a successful response before any of it is sent to the client. Before any other
-        response, it releases the key.
+        It stores a successful response (2xx) before any of it is sent to the client. Before it
+        sends any other response, it ends the reservation of the key, so that a repetition of the
+        request is executed.
         """
 
         async def kept(message: Message) -> None:
@@ -148,9 +150,9 @@ class Once:
         return kept
 
     async def end(self) -> None:
-        """Release the key, unless a successful response was stored.
+        """End the reservation of the key, so that a repetition of the request is executed.
 
-        Also stop renewing the reservation of the key.
+        If a successful response was stored, it stays stored, and every repetition gets it.
         """
         held, self._held = self._held, None
         if self._renewing is not None:

@@ -56,13 +56,13 @@ class Limiter:
 
     @property
     def asker(self) -> str:
-        """Return the id of the token, by which `Planning` shares its processes among tokens."""
+        """Return the id of the token, the argument `asker` of the methods of `Planning`."""
         return self._token.id
 
     def take(self, what: Limited) -> None:
-        """Count one request against the token's limit per minute.
+        """Count one request against the token's limit per minute for requests of this kind.
 
-        The requests of a whole minute may arrive at once.
+        The token may use up the limit of a minute at once.
 
         Raises:
             ApiProblem: 429 with `Retry-After`, if the token has reached its limit.
@@ -85,9 +85,10 @@ class Limiter:
 
 
 async def counted_answer(question: KeptQuestion[T], planning: Planning, limiter: Limiter) -> T:
-    """Return the answer to a question about a model, from the cache or from a child process.
+    """Return the answer of `planning` to a question about a model.
 
-    A question counts against the token's limit of model lookups only if it must be computed.
+    The question counts against the token's limit of model lookups only if its answer must be
+    computed. A cached answer is free.
 
     Raises:
         ApiProblem: if the answer cannot be computed, or the token has reached its limit.

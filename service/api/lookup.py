@@ -25,7 +25,7 @@ from tilewright.service.jobs.device.targets import is_target_key
 async def target_key(name: str, storage: Storage) -> str:
     """Return the key of a target, given its name or its key.
 
-    A name is resolved in a thread (`target_key_of`), because it may be in the database.
+    A name may have to be looked up in the database, so a thread resolves it (`target_key_of`).
 
     Raises:
         UnknownTargetError: if no target has this name.
@@ -82,12 +82,12 @@ async def lookup_model(
 ) -> LookupBytes:
     """Return the served records of all workloads of a model, as a serialised response.
 
-    The model `body.model` must be planned to find its workloads. The workloads are cached, and only
-    plannings count against the rate limit. `sees` is the name of the owner whose models the token
-    may see, or None for all models.
+    To find its workloads, the model `body.model` is planned. The workloads of a model are cached. A
+    lookup counts against the token's rate limit only if the model must be planned. `sees` is the
+    name of the owner whose models the token may see, or None for all models.
 
     Raises:
-        NotFoundError: if the owner never uploaded the model.
+        NotFoundError: if the owner `sees` never uploaded the model, or nobody did.
         ApiProblem: if the model cannot be planned, or the token has reached its limit.
     """
     assert body.model is not None

@@ -135,7 +135,7 @@ class Metrics:
         sa.event.listen(engine, "after_cursor_execute", after)
 
     def count_removed(self, removed: Mapping[str, int]) -> None:
-        """Add the numbers of removed rows and bytes, by kind, to the metric of housekeeping."""
+        """Add to the metric of removed data: `removed` has the number of rows or bytes by kind."""
         for what, count in removed.items():
             self._removed.labels(what).inc(count)
 

@@ -1,9 +1,10 @@
 """Wakes coroutines when a database transaction announces changes. Each process has one notifier.
 
-Event streams and long polls wait for notices without holding a thread or a connection. A single
-thread receives the notices for all of them (`db.notices`). Because a notice may be lost, a task
-also queries the states of all subscribed topics every few seconds, with one query per kind of
-topic.
+A topic is a string that names something that changes, such as "job:5c2e" for the events of a job. A
+notice announces a change of a topic (`db.notices`). Event streams and long polls wait for notices
+without holding a thread or a connection: a single thread receives the notices for all of them.
+Because a notice may be lost, a task also queries the states of all subscribed topics every few
+seconds, with one query per kind of topic.
 
 The thread and the task continue after any error. Otherwise all waiting coroutines would wait
 forever, without any sign of the failure.
@@ -43,7 +44,7 @@ failure."""
 class States(Protocol):
     """Type of the function that queries the states of topics, such as `db.notices.topic_states`.
 
-    It returns a number for each topic. The number differs after a change of the topic.
+    It returns a number for each topic. After a change of the topic, it returns another number.
     """
 
     def __call__(self, topics: Collection[str], /) -> Mapping[str, int]: ...

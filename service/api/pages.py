@@ -73,11 +73,16 @@ def _token(position: Position, name: str) -> str:
 
 
 def _position(token: str, name: str) -> Position:
-    """Return the position in a page token.
+    """Decode a page token, and return the position after which the page begins.
 
-    `name` is the digest of the list that the request asks for. The store checks later that the
-    position fits its columns. Raises ApiProblem (422) if the token is malformed or belongs to
-    another list.
+    The values of the position are not checked here; the store that lists the page checks them.
+
+    Args:
+        token: the page token.
+        name: the digest of the requested list and its filters.
+
+    Raises:
+        ApiProblem: 422, if the token is malformed, or belongs to another list or other filters.
     """
     try:
         found: Any = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), b"-_", True))

@@ -57,8 +57,9 @@ T = TypeVar("T")
 class Planning:
     """Answers questions about models in child processes, and caches the answers.
 
-    The processes start at the first question, and run until `close`. In all methods, `asker` is the
-    id of the token that asks; tokens take turns.
+    A question is a computation, such as listing a model's workloads; its result is the answer. The
+    processes start at the first question, and run until `close`. In all methods, `asker` is the id
+    of the token that asks; tokens take turns.
     """
 
     def __init__(self, settings: Settings, blobs: BlobStore) -> None:

@@ -120,7 +120,7 @@ class SamplesCheck:
 
 
 class KeptQuestion(ABC, Generic[T]):
-    """A question whose answer is cached.
+    """A computation for a child process (the question), whose result (the answer) is cached.
 
     Questions of one class for which `asks` returns equal parameters share an answer.
     """

@@ -45,9 +45,9 @@ async def readyz(request: Request, part: Literal["api"] | None = None) -> JSONRe
     """Answer 200 if the process can serve requests, and otherwise 503 with a reason.
 
     The process must reach the database and receive its notices. Some replica must have checked for
-    expired leases recently. Without `part=api`, a tuner must also have looked for jobs recently, if
-    one ever did. A load balancer uses `part=api`, because replicas can serve requests even if no
-    tuner runs.
+    expired leases recently. Without `part=api`, some tuner must also have looked for jobs recently;
+    this check is skipped if no tuner ever did. A load balancer uses `part=api`, because replicas
+    can serve requests even if no tuner runs.
     """
     state = request.app.state
     if state.stopping:

@@ -1,7 +1,8 @@
 """Cache of served records as JSON, for lookups.
 
-A record is serialised once, and its bytes are cached until the record changes. Concurrent lookups
-of records that are not cached share one query.
+Of all records with one record key, the service selects one that lookups return: the served record
+(`db.stores.claim_ledger`). It is serialised once, and its bytes are cached until it changes.
+Concurrent lookups of records that are not cached share one query.
 """
 
 from __future__ import annotations
