@@ -223,7 +223,7 @@ class ClaimDispatcher:
             waiter.answer.set_result(())
 
     def _woken(self, waiter: _Waiter) -> None:
-        """Try a claim again in the next batch, because its worker was changed, such as drained."""
+        """Try a claim again in the next batch, because its worker was drained, for example."""
         waiter.changed = waiter.looking
         if waiter in waiter.queue.idle:
             del waiter.queue.idle[waiter]

@@ -1,6 +1,6 @@
-"""Processing of workers' ownership checks, heartbeats and results, in batches.
+"""Processing of workers' frequent requests, in batches.
 
-These are the frequent requests of workers.
+These are heartbeats, results, and the checks that a token may act for a worker.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class WorkerTraffic:
 
     Args:
         storage: stores the workers and their leases.
-        lease_seconds: the time for which a heartbeat renews a lease, unless three intervals between
-            heartbeats are longer.
+        lease_seconds: the least time for which a heartbeat renews a lease. The time is at least
+            three intervals between heartbeats.
         pacing: computes the interval between heartbeats.
     """
 

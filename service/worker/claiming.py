@@ -141,9 +141,9 @@ class Claimer:
     def _may_run(self, work: HeldLease) -> bool:
         """Whether the device has enough memory and disk space for a request.
 
-        If not, a result is reported that refuses the run. If only blobs of other leases occupy the
-        disk space, the method waits until they are released. Batches of candidates are small and
-        always fit.
+        If not, a result is reported that refuses the run. If only the blobs of other leases occupy
+        the disk space, the method waits until enough of these leases end. Batches of candidates are
+        small and always fit.
         """
         request, in_flight = work.request, self._in_flight
         if not isinstance(request, RunRequest):

@@ -35,7 +35,7 @@ _FIRMWARE_BITS = (
 
 
 class Heat:
-    """Detects whether a device is throttled at present, and why.
+    """Detects whether a device is throttled, and why.
 
     Args:
         root: the folder that contains `sys`.
@@ -50,7 +50,7 @@ class Heat:
     def reason(self) -> str:
         """Return the cause of throttling as a clause, such as "its firmware throttles it".
 
-        Return "" if the device is not throttled.
+        Return "" if the device is not throttled and was not throttled since the previous call.
         """
         count, before = self._count(), self._throttled
         self._throttled = count

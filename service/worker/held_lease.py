@@ -40,7 +40,8 @@ class InFlightLeases:
         changed: a condition variable that must be held to access `leases` or `unreported`; notified
             when the worker may claim another lease.
         leases: the leases by request id.
-        unreported: the request ids of results in the spool that are not reported yet.
+        unreported: the request ids of the results in the spool, which the service has not
+            acknowledged yet.
         ready: the leases whose blobs are on disk.
         away: whether the device is unreachable; the worker then claims no leases.
         stopping: set when any thread ends the worker.
@@ -66,8 +67,8 @@ class InFlightLeases:
     def room(self) -> int:
         """Return the number of further leases that the worker may claim, at most PREFETCHED.
 
-        The caller must hold `changed`. The worker may claim none while a measured request is not
-        reported yet: if its lease expired meanwhile, another worker would measure it again.
+        The number is 0 while the device is unreachable, or while the spool has a result that the
+        service has not acknowledged. The caller must hold `changed`.
         """
         return 0 if self.unreported or self.away else PREFETCHED - len(self.leases)
 
@@ -82,9 +83,9 @@ class InFlightLeases:
             return {d for work in self.leases.values() for d in work.request.digests}
 
     def release(self, request_id: str) -> None:
-        """Remove a lease that has ended, and delete its shared library if no other lease uses it.
+        """Remove a lease that has ended: it is finished, lost, failed or returned to the service.
 
-        The lease is finished, lost, failed or returned to the service.
+        The shared library of its candidates is deleted from the disk if no other lease uses it.
         """
         with self.changed:
             work = self.leases.pop(request_id, None)

@@ -66,8 +66,7 @@ class Refused(Exception):
 
 
 class Distrusted(Exception):
-    """A public key or a signature of the service differs from the key that the worker has
-    stored.
+    """The service has another public key than the worker has stored, or a signature is wrong.
 
     The worker does not run code from such a server.
     """

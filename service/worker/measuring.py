@@ -106,9 +106,9 @@ class Measuring:
     def _blame(self, together: Sequence[HeldLease]) -> None:
         """Handle the leases whose measurement was interrupted because the device was lost.
 
-        A request may make the device crash. So if the device was lost before during the same
-        request, the lease is reported as KILLED. Otherwise it is released, so that the request is
-        measured again.
+        A request may make the device crash. If the device was lost during this request for the
+        second time, the lease is reported as failed. After the first time, it is released, so that
+        the request is measured again.
         """
         for work in together:
             request_id = work.request.request_id

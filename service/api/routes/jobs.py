@@ -135,7 +135,8 @@ def list_job_tasks(
 ) -> list[TaskView]:
     """List the tasks of a job.
 
-    Each has its workload, count, default time, best time and best schedule.
+    Each has its workload, the workload's count in the model, its best schedule, and its times with
+    the default and the best schedule.
     """
     job = storage.jobs.get(job_id, token.sees)
     found = storage.tasks.list(job.id, limit=pages.limit, after=pages.after)
@@ -201,7 +202,7 @@ def _shown(
 ) -> list[JobView]:
     """Return the response bodies for jobs, with the names of their models and owners.
 
-    `counts` has the number of a job's trials by status.
+    `counts` has the number of trials by status; give it only for a single job.
     """
     owners = storage.tokens.names([job.owner for job in jobs if job.owner])
     whose = [(job, owners.get(job.owner or "", "")) for job in jobs]

@@ -82,7 +82,8 @@ async def spell_out(
 
     The plan states which element of which array fills each buffer. The arrays are stored as blobs,
     which the worker may then download. The response is 422 `not-spelled-out` if the request needs
-    NumPy on the device, such as a program with dynamic sizes. The call may be repeated.
+    NumPy on the device, for example because its program has dynamic sizes. The call may be
+    repeated.
     """
     await run_in_threadpool(limiter.take, Limited.SPELLINGS)
     await traffic.own(body.worker_id, token)

@@ -228,9 +228,10 @@ def explain_schedule(
 ) -> AnswerView:
     """Return the schedule to use for a workload, where it comes from, and its expected loss.
 
-    The schedule comes from the workload's own record, or else from the record of a workload that
-    differs only in numbers such as scales, of a target with the same instructions, or of the
-    workload with the nearest sizes. Without any of these, it is the untuned default.
+    The schedule comes from the first of these records that exists: the workload's own record; that
+    of a workload that differs only in numbers such as scales; that for another target with the same
+    instructions; that of the workload with the nearest sizes. Without any of these records, it is
+    the untuned default schedule.
     """
     limiter.take(Limited.EXPLANATIONS)
     key = RecordKey(workload, target_key_of(target, storage), threads, numerics)

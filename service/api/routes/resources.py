@@ -47,7 +47,7 @@ def whole_job_id(storage: Storage, job: str, token: Token) -> str:
 
     Raises:
         AmbiguousIdError: if several ids begin with `job`.
-        NotFoundError: if a token that sees only one owner may not see such a job.
+        NotFoundError: if the token sees the jobs of only one owner, and none of them has this id.
     """
     try:
         return storage.jobs.get(job, token.sees).id

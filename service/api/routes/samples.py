@@ -36,8 +36,8 @@ async def upload_samples(
 ) -> SamplesView:
     """Upload samples of a model's inputs. The request body is an .npz file of arrays by input name.
 
-    The file may hold several samples: the first dimension of each array is then a multiple of its
-    input's. If no open job names the file, it is deleted `TILEWRIGHT_KEEP_BLOBS_SECONDS` after the
+    For a file of N samples, the first dimension of each array is N times as large as that of the
+    input. If no open job names the file, it is deleted `TILEWRIGHT_KEEP_BLOBS_SECONDS` after the
     upload.
     """
     await run_in_threadpool(limiter.take, Limited.UPLOADS)

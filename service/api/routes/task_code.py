@@ -48,7 +48,7 @@ async def get_code(
     token: Reader,
     untuned: bool = False,
 ) -> CodeView:
-    """Return the loop nest and the assembly of a task's best schedule, with its use of registers.
+    """Return the loop nest and the assembly of a task's best schedule, and counts of registers.
 
     Until the task is tuned, the schedule of its fastest trial is used. With `untuned`, or without a
     successful trial, the untuned schedule is used.

@@ -65,8 +65,8 @@ def rotate_token(
 ) -> NewTokenView:
     """Give a token a new secret. Only this response contains it.
 
-    The old secret stays valid for `grace_seconds`. If the token is the owner's token that the
-    service keeps in its data folder, the file is updated too.
+    The old secret stays valid for `grace_seconds`. The service stores one token, that of its owner,
+    as a file in its data folder. If this token is rotated, the file gets the new secret.
     """
     with storage.together():
         secret, token = storage.tokens.rotate(

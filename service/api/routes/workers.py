@@ -107,7 +107,8 @@ def list_workers(
 ) -> list[WorkerView]:
     """List the workers and their devices, in the order of registration.
 
-    With `alive`, only healthy workers are listed, so a page may have fewer items than its limit.
+    With `alive`, workers that are lost, quarantined, drained or unregistered are left out, so a
+    page may have fewer items than its limit.
     """
     in_hand = storage.leases.in_hand()
     found = pages.linked(storage.workers.list(alive=alive, limit=pages.limit, after=pages.after))
@@ -125,7 +126,7 @@ async def heartbeat(
 ) -> HeartbeatView:
     """Report that a worker is alive, and renew its leases.
 
-    Leases missing from `renewed` are lost.
+    A lease that is missing from the response's field `renewed` is lost.
     """
     speed = None if body.speed is None else body.speed.model_dump()
     condition = None if body.condition is None else body.condition.model_dump()
@@ -144,8 +145,8 @@ def drain(
 ) -> WorkerView:
     """Drain a worker, so that it gets no new leases, or resume it if `draining` is false.
 
-    A drained worker finishes the leases that it has, and stays drained after a restart. If an admin
-    resumes a worker, its quarantine ends too.
+    A drained worker finishes the leases that it has, and stays drained after a restart. A worker
+    that failed too often is in quarantine; if an admin resumes it, the quarantine ends.
     """
     worker_id = _own_id(worker_id, storage, token)
     action = Action.WORKER_DRAINED if body.draining else Action.WORKER_RESUMED

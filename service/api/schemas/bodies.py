@@ -13,7 +13,7 @@ plain_body: ContextVar[bool] = ContextVar("plain_body", default=False)
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether JSON text has only ASCII characters, and no escapes of other characters.
+    """Whether JSON text has only ASCII characters, no null characters, and no `\\u` escapes.
 
     Then `storable` need not check the parsed strings, which would take longer than parsing. `data`
     may be a part of the text.

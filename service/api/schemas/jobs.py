@@ -228,8 +228,9 @@ class PredictionView(View):
 class OrderView(View):
     """How well a prediction ranks trials: the agreement with their measured times.
 
-    `top1` is the time of the fastest trial divided by the time of the trial predicted as fastest.
-    `top5` is the same for the fastest of the five trials predicted as fastest.
+    `pairwise` is the fraction of pairs of trials that the prediction ranks correctly. `top1` is the
+    time of the fastest trial divided by the time of the trial predicted as fastest. `top5` is the
+    same for the fastest of the five trials predicted as fastest.
     """
 
     pairwise: float = Field(description="Share of the pairs in order; 0.5 by chance")
@@ -238,7 +239,11 @@ class OrderView(View):
 
 
 class PredictionsView(View):
-    """The predicted and the measured times of a task's newest successful trials."""
+    """The predicted and the measured times of a task's newest successful trials.
+
+    `by_score` states how well the cost model ranks them, and `by_estimate` how well the roofline
+    model does. Both are null with too few trials, and `by_score` also without a cost model.
+    """
 
     version: int | None = Field(
         description="Version of the cost model; null: only the roofline model predicts"

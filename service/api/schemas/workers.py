@@ -93,7 +93,10 @@ class WorkerRequest(RequestBody):
 
 
 class WorkerSpeed(RequestBody):
-    """A worker's latest times of the reference kernel, absolute and relative to its best times."""
+    """A worker's latest times of the arithmetic part and the memory part of the reference kernel.
+
+    A ratio is such a time divided by the best one on the device.
+    """
 
     arithmetic_seconds: float = Field(ge=0, allow_inf_nan=False)
     memory_seconds: float = Field(ge=0, allow_inf_nan=False)
