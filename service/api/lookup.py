@@ -87,7 +87,7 @@ async def lookup_model(
     name of the owner whose models the token may see, or None for all models.
 
     Raises:
-        NotFoundError: if the owner `sees` never uploaded the model, or nobody did.
+        NotFoundError: if the service does not have the model, or the token may not see it.
         ApiProblem: if the model cannot be planned, or the token has reached its limit.
     """
     assert body.model is not None
