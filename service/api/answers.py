@@ -85,9 +85,9 @@ class KnownAnswers:
 
 
 class LookupRoute(GatedRoute):
-    """A route that sends the response cached in `KnownAnswers`.
+    """A route whose responses are cached in `KnownAnswers`.
 
-    Its function runs only on a cache miss.
+    The function of the route runs only if the response to a request is not cached.
     """
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -256,7 +256,8 @@ class Gate:
 
         Raises:
             ApiProblem: 413, if the content length exceeds the limit.
-            NotFoundError: if the body is a large result of a lease that does not exist.
+            NotFoundError: if the body is the result of a lease that does not exist, and its length
+                exceeds `LARGE_BYTES` or is unknown.
         """
         what, limit = self._limits.get(path, self._limit)
         length = headers.get(b"content-length", b"")

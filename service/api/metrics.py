@@ -240,7 +240,8 @@ class MetricsMiddleware:
 def _template(scope: Scope) -> str:
     """Return the path of a request with `{name}` in place of each parameter's value.
 
-    Without this, every job id would add a label to the metrics. Unknown paths become "unmatched".
+    Otherwise the metrics would have a separate time series for each job id. The result is
+    "unmatched" for a path without a route.
     """
     if "route" not in scope:
         return "unmatched"

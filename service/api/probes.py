@@ -17,12 +17,12 @@ from tilewright.db.stores.sweeps import CLAIMS
 from tilewright.service.api.housekeeping import SWEEP
 
 SWEEP_SECONDS = 30.0
-"""Age of the last lease sweep in seconds above which the readiness probe fails, because no replica
-seems to expire the leases of lost workers."""
+"""Seconds since the last check for expired leases after which the readiness probe fails, because no
+replica seems to end the leases of lost workers."""
 
 DEAF_SECONDS = 30.0
-"""Seconds without database notices after which the readiness probe fails, because event streams and
-long polls are late."""
+"""Seconds without a connection for database notices after which the readiness probe fails, because
+event streams and long polls are late."""
 
 IDLE_SECONDS = 60.0
 """Seconds since a tuner last looked for jobs after which the readiness probe fails. The tuner then

@@ -76,7 +76,7 @@ class PromptProtocol(H11Protocol):
 
 
 async def _overloaded(scope: Scope, receive: Receive, send: Send) -> None:
-    """ASGI application for connections above the limit. It answers every request with 503."""
+    """Answer every request with 503: the ASGI application of connections above the limit."""
     headers = {"Retry-After": "1", "Connection": "close"}
     sentence = "the service has as many connections as it can bear: try again"
     problem = ApiProblem(503, "too-many-connections", sentence, headers=headers)

@@ -12,8 +12,8 @@ from tilewright.tuner.protocol.batches import MeasureRequest
 from tilewright.tuner.protocol.messages import Request
 
 PREFETCHED = 4
-"""Limit of the leases that a worker holds. Some are measured, interleaved, while the next ones are
-ready."""
+"""Limit of the leases that a worker holds. The blobs of some are downloaded while others are
+measured."""
 
 
 @dataclass(slots=True)

@@ -126,7 +126,7 @@ def report_failure(
 @router.post("/leases/release")
 @refuses(404)
 def release(body: ReleaseRequest, storage: StorageDep, token: Measurer) -> ReleaseView:
-    """Release leases without results, because the worker shuts down.
+    """Return leases without results, for example because the worker shuts down.
 
     Their requests are queued again.
     """

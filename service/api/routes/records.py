@@ -114,7 +114,10 @@ def list_records(
 
 @router.get("/records:coverage")
 def get_coverage(storage: StorageDep, _: Reader) -> list[CoverageView]:
-    """Count the workloads that have a served record, by operator, target and number of threads."""
+    """Count the workloads with a served record, by operator, target and number of threads.
+
+    The served record of a workload is the one that lookups return.
+    """
     name_workloads(storage)
     names = target_names(storage)
     return [
@@ -174,7 +177,7 @@ def export(
     threads: ThreadsQuery = None,
     numerics: Numerics | None = None,
 ) -> StreamingResponse:
-    """Export the served records, one signed JSON line per record."""
+    """Export the records that lookups return, one signed JSON line per record."""
     key = signing_key(settings.signing_key_file)
     target_key = None if target is None else target_key_of(target, storage)
 

@@ -42,7 +42,10 @@ class StoredRecordView(View):
 
 
 class CoverageView(View):
-    """The number of workloads with a served record per operator, target and number of threads."""
+    """The number of workloads with a served record, for an operator, a target and a thread count.
+
+    The served record of a workload is the one that lookups return.
+    """
 
     operator: str = Field(description="Empty: of another release", examples=["conv"])
     target_key: Key

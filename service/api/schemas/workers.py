@@ -186,7 +186,7 @@ class DrainRequest(RequestBody):
 class HeartbeatRequest(RequestBody):
     """A heartbeat of a worker. `leases` are the ids of the leases that it holds.
 
-    `device`, `speed` and `condition` are null if they have not changed.
+    `device`, `speed` and `condition` are null if they have not changed since the last heartbeat.
     """
 
     model_config = shown(leases=[SHOWN_ID], condition={"load": 0.4, "governor": "performance"})
