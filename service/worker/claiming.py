@@ -33,7 +33,7 @@ class Claimer:
         api: the calls to the service.
         registration: the worker's registration with the service.
         in_flight: the leases of the worker, shared by its threads.
-        reporter: reports leases that cannot be prepared.
+        reporter: reports leases that fail before they are queued.
         memory_bytes: the memory of the device; 0 if unknown.
         log: writes messages.
     """

@@ -1,6 +1,7 @@
 """Detects throttling caused by heat or a weak power supply, as the operating system reports it.
 
-The harness checks for the same causes before each request, and waits until they end (heat.c).
+The harness, which runs candidates on the device, checks for the same causes before each request,
+and waits until they end (heat.c).
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def _command(options: WorkerOptions, log: WorkerLog) -> DeviceCommand:
 
 
 def _memory_bytes(facts: Mapping[str, Any]) -> int:
-    """Return the memory of a device in bytes, from the facts of the device; 0 if it is unknown."""
+    """Return the memory of a device in bytes, from the result of `Harness.facts`; 0 if unknown."""
     found = facts.get("memory_bytes")
     return found if isinstance(found, int) else 0
 

@@ -32,7 +32,7 @@ class Registration:
         options: the options of the worker.
         api: the calls to the service.
         files: the state on disk, with the worker's id and the service's key.
-        facts: the facts of the device.
+        facts: the properties of the device, as `Harness.facts` returns them.
         stopping: set when the worker ends.
         log: writes messages.
     """

@@ -69,10 +69,10 @@ class LookupRequest(ModeRequest):
     @field_validator("dims")
     @classmethod
     def _read(cls, dims: dict[str, int | str]) -> dict[str, int | str]:
-        """Convert the sizes and ranges of all dimensions to their canonical form.
+        """Convert the sizes and ranges of all dimensions to a unique form, such as "16..16" to 16.
 
         Raises:
-            ValueError: if a size is invalid.
+            ValueError: if a size or range is invalid.
         """
         return {name: size_choices(name, [size])[0] for name, size in dims.items()}
 
