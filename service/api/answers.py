@@ -56,8 +56,8 @@ class KnownAnswers:
     async def find(self, question: LookupQuestion) -> tuple[JsonAnswer | None, int]:
         """Return the cached response or None, and the present version number of the caches.
 
-        If a record or model changes before `give` is called, the version number changes too, and
-        `give` does not cache the response.
+        If the version number changes before the call of `give`, the new response may be outdated,
+        and `give` does not cache it.
 
         Raises:
             StorageError: if the invalidated keys cannot be read.
@@ -68,8 +68,8 @@ class KnownAnswers:
     def give(self, scope: Scope, answer: JsonAnswer, keys: Iterable[str]) -> Response:
         """Cache the response to a request, and return it, or a 304 response in its place.
 
-        The response is not cached if a record or model changed since the call of `find` for the
-        request.
+        The response is not cached if the version number of the caches changed since the call of
+        `find` for this request.
 
         Args:
             scope: the ASGI scope of the request.

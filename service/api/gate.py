@@ -155,8 +155,8 @@ class Body:
     """Receives the body of one request, and limits its size and its time.
 
     `receive` raises an HTTPException: 413 if the body is too large, 408 if it arrives too slowly.
-    Both errors close the connection. They are HTTPExceptions, because FastAPI replaces any other
-    exception by status 400 while it reads a body.
+    Both errors close the connection. They are HTTPExceptions, because FastAPI answers 400 to any
+    other exception that is raised while it reads a body.
     """
 
     def __init__(self, receive: Receive, what: str, limit_bytes: int, pace: Pace) -> None:

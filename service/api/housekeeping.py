@@ -62,9 +62,10 @@ class RemovedData:
 def remove_old_data(storage: Storage, settings: Settings) -> RemovedData:
     """Remove data that is no longer needed. Several processes may call this concurrently.
 
-    Results for a job that ended before its tuner stored them are first stored as trials. A request
-    is kept if its job is open and the job's tuner has not stored the outcome yet. A blob is kept if
-    a row of the database refers to it, or if it is so recent that the row may not be written yet.
+    If a job ended before its tuner stored all measured results, they are first stored as trials. A
+    measurement request is kept if its job is open and the job's tuner has not stored the outcome
+    yet. A blob is kept if a row of the database refers to it, or if it is so recent that the row
+    may not be written yet.
     """
     store_orphaned_results(storage)
     requests = storage.leases.prune(settings.keep_finished_seconds)

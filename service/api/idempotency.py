@@ -43,8 +43,8 @@ log = structlog.get_logger("tilewright.web")
 class AnswerAtOnceError(HTTPException):
     """Ends a request early with a response: a stored response to an earlier request, or a problem.
 
-    It is an HTTPException, because FastAPI replaces any other exception by status 400 while it
-    reads a body.
+    It is an HTTPException, because FastAPI answers 400 to any other exception that is raised while
+    it reads a body.
     """
 
     def __init__(self, response: Response) -> None:

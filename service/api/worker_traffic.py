@@ -88,8 +88,8 @@ class WorkerTraffic:
 
     Args:
         storage: stores the workers and their leases.
-        lease_seconds: the least time for which a heartbeat renews a lease. The time is at least
-            three intervals between heartbeats.
+        lease_seconds: the time for which a heartbeat renews a lease. If three intervals between
+            heartbeats are longer, it renews the lease for these.
         pacing: computes the interval between heartbeats.
     """
 
