@@ -29,7 +29,11 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "tests/unit/runtime/test_link.py",
     ),
     "compiler/schedule": ("tests/golden/kernels", "tests/unit/schedule", "tests/unit/codegen"),
-    "tuner": ("tests/unit/tuner",),
+    "tuner": (
+        *("tests/unit/tuner", "tests/unit/test_roofline.py"),
+        *(f"tests/unit/service/api/test_{name}.py" for name in ("results", "task_code")),
+        *(f"tests/unit/service/jobs/test_{name}.py" for name in ("leased_device", "verification")),
+    ),
 }
 """For each package that is mutated, the tests that should detect its mutants."""
 

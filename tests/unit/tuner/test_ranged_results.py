@@ -87,6 +87,7 @@ def test_a_certificate_needs_more_draws_than_those_that_are_timed() -> None:
     assert not found.certified, "one draw at each of two sizes, and one more"
     assert replace(found, checks=4).certified
     assert replace(found, checks=3, at_sizes=()).certified
+    assert not replace(found, checks=4, status=Status.WRONG_ANSWER).certified
 
 
 def test_what_can_be_is_believed() -> None:
