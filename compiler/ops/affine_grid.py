@@ -23,9 +23,9 @@ def _onnx_affine_grid(node: OnnxNode) -> str:
     rank), where the rank is 2 or 3.
 
     Raises:
-        DynamicSizeError: if `align_corners` is set, and an extent of the grid may be 1 in some
-            runs.
-        UnsupportedOperatorError: if the size or the shape of theta is unknown for another reason.
+        DynamicSizeError: if `align_corners` is set, the size (input 1) or the shape of theta is not
+            fixed, and the grid may have a single point along a dimension.
+        UnsupportedOperatorError: if the size or the shape of theta is not fixed in any other case.
     """
     theta, size = node.input(0), node.static_ints(1, "size")
     kind = node.type(theta)

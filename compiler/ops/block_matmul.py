@@ -260,9 +260,10 @@ def _bytes_of(packing: Packing, word: Expr) -> list[Expr]:
 def _products(elements: list[Expr], factors: list[Expr], zero: Expr, *, many: bool) -> Expr:
     """Return the sum of (element + zero) * factor over the elements of one word.
 
-    `zero` is the negated zero point. If `many` rows of `x` use the same elements, `zero` is added
-    to each element once. Otherwise, `zero` is multiplied by the sum of the factors, which is the
-    same for all columns of the result.
+    `elements` are unpacked weights, and `factors` the elements of `x` by which they are multiplied.
+    `zero` is the negated zero point of the weights. If `many` rows of `x` use the same weights,
+    `zero` is added to each weight once. Otherwise, `zero` is multiplied by the sum of the factors,
+    which is the same for all columns of the result.
     """
     if many:
         elements = [element + zero for element in elements]

@@ -62,8 +62,8 @@ class GraphBuilder:
     Values get unique temporary names; `finish` assigns the final ones.
 
     Values that depend only on constants and dynamic sizes, such as shapes, are computed at import
-    if possible. `sizes` holds them as object arrays of integers and dynamic sizes. The builder adds
-    nodes that compute such a value at run time only if another node has it as an operand.
+    if possible. The dictionary `sizes` holds their elements: arrays of integers and dynamic sizes.
+    Nodes that compute such a value at run time are added only if another node reads it.
     """
 
     def __init__(self, reserved: Collection[str] = ()) -> None:
@@ -180,10 +180,18 @@ class GraphBuilder:
 
         If constants and dynamic sizes alone determine the result, the builder may compute it at
         import and add no node; it then returns the name of the computed value. With `keep`, the
-        node is always added, because a pass needs its operands.
+        node is always added: a later pass matches the node and needs its operands.
+
+        Args:
+            op: the operator.
+            inputs: the operands.
+            attrs: the attributes of the node.
+            hint: the output's name begins with this text.
+            label: the text that names the node in errors; by default the operator.
+            keep: whether to add the node even if its result is known.
 
         Raises:
-            InvalidModelError: if the operator does not accept the operands; `label` names the node.
+            InvalidModelError: if the operator does not accept the operands.
         """
         operator = ops.get(op)
         pairs = tuple(sorted(attrs.items()))
@@ -243,10 +251,11 @@ class GraphBuilder:
         return self.constants.get(value, empty)
 
     def undecided(self, value: str) -> DynamicSizeError | None:
-        """Return the error that explains why a value is unknown at import.
+        """Return the error that explains why a value is unknown at import, or None.
 
-        The result is None if the value depends on a graph input. Otherwise, the value is unknown
-        because it depends on dynamic sizes.
+        The caller has found that the value is unknown. If the value depends on a graph input, the
+        result is None. Otherwise it depends on dynamic sizes. The error then states the condition
+        that they leave undecided, if there is one.
         """
         found = self._computed_from(value)
         reasons = [self._undecided[each] for each in found if each in self._undecided]
@@ -258,7 +267,7 @@ class GraphBuilder:
     def trim(self, value: str) -> Trim | None:
         """Return the `Trim` of a value if one of its extents is computed at run time, else None.
 
-        The type of such a value has the largest possible extent.
+        In the value's type, this extent is the largest possible one.
         """
         return self._trims.get(value)
 

@@ -33,12 +33,12 @@ analysed."""
 
 
 def sizes_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
-    """Return the sizes that each run must check to be at most `extent`.
+    """Return the sizes that each run must compare with `extent`, so that no index is out of range.
 
-    The check ensures that all indices are in range. Each returned size is a sum of several dynamic
-    dimensions, such as `past + tokens`, and may exceed `extent` only if more than one of them is
-    large. Indices that depend on data, or that a condition selects, are not analysed: the gather
-    clamps them.
+    All indices are in range if every returned size is at most `extent`. A returned size is a sum of
+    several dynamic dimensions, such as `past + tokens`, and exceeds `extent` only if more than one
+    of them is large. Indices that depend on data, or that a condition selects, are not analysed:
+    the gather clamps them at run time.
 
     Raises:
         InvalidModelError: if an index is out of range for all sizes of the ranges.
@@ -99,8 +99,8 @@ class _Question:
 
     Attributes:
         always: returns whether an index satisfies the condition for all sizes of the ranges.
-        enough: the operator, "min" or "max", whose result satisfies the condition if only one of
-            its operands does.
+        enough: the operator whose result satisfies the condition if one of its operands does: "min"
+            for the end, "max" for the start.
     """
 
     builder: GraphBuilder

@@ -4,9 +4,10 @@ r"""The operator `labelled`, which states that a tensor encodes text, dictionari
     %boxes[0]: float32[8, 4] = labelled(%3) {list="boxes"}
 
 Kernels compute with int64 positions in a table of strings (`Labels`) instead of strings. A
-`labelled` node at an output of the graph states this table. For an element of a list, it states the
-list's name. It is a view, which runs no code, and is never folded. The executable converts
-positions to strings (`compiler.runtime.labels`), and collects the elements of a list.
+`labelled` node at an output of the graph states this table. For an element of a list, the node
+states the list's name. The operator is a view, which runs no code, and is never folded. The
+executable converts positions to strings (`compiler.runtime.labels`), and collects the elements of a
+list.
 """
 
 from __future__ import annotations

@@ -174,10 +174,10 @@ def _affordable(steps: int, rows: Sequence[TensorType]) -> bool:
 
 
 def _fewer(most: int | None, counted: int) -> tuple[int, bool]:
-    """Return the smaller of two bounds on the number of steps, and True if it is known.
+    """Return the smaller of two bounds on a loop's steps, and True if it is known which is smaller.
 
     If dynamic sizes determine which bound is smaller, the result is `most` and False. If `most` is
-    None, it does not limit the number of steps.
+    None, there is no such bound, and the result is `counted` and True.
     """
     if most is None:
         return counted, True
@@ -294,7 +294,11 @@ def _refused(
 def _both(
     node: OnnxNode, condition: str, graphs: Sequence[Graph], enclosures: Sequence[Enclosure]
 ) -> list[str]:
-    """Compute both branches, and select each output at run time."""
+    """Emit the nodes of both bodies, and select each output by `condition` at run time.
+
+    `graphs` are the bodies for a true and a false condition, `enclosures` their enclosures. Returns
+    the selected outputs.
+    """
     pairs = zip(graphs, enclosures, strict=True)
     one, other = (inlined(node.builder, graph, e.captured) for graph, e in pairs)
     return [

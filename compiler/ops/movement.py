@@ -162,7 +162,8 @@ def _onnx_slice(node: OnnxNode) -> str:
 def _may_end_beyond(extent: int, start: int, end: int) -> bool:
     """Whether a slice ends beyond the extent for some, but not all, values of the dynamic sizes.
 
-    The result is False unless the start is never negative and the end is never before the start.
+    Only a slice with 0 <= start <= end for all values is examined; the result is False for any
+    other.
     """
     low, high = bounds(end - extent)
     return low <= 0 < high < inf and bounds(start)[0] >= 0 and bounds(end - start)[0] >= 0

@@ -82,7 +82,10 @@ def trimmed(node: OnnxNode, value: str, chosen: str, axis: int = 0) -> str:
 
 
 def _infer_trim(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """Infer the type of a trimmed value: the operand's, with the largest possible extent."""
+    """Infer the type of a trimmed value: the operand's type.
+
+    Its extent along the axis is the largest possible one; each run uses only a part of it.
+    """
     operand_count(types, 2)
     axis_of(attrs, len(types[0].shape), 0)
     if types[1] != TensorType(DType.INT64, ()):

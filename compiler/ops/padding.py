@@ -73,9 +73,9 @@ def ceil_pads(
 def cut_pads(spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape) -> Shape:
     """Enlarge `pads` along dimensions that are shorter than the window by less than a stride.
 
-    ONNX defines no output for such dimensions. ONNX Runtime computes one output, because its
-    integer division rounds towards zero. MXNet's exporter, which drops ceil_mode, relies on this
-    output.
+    The added padding makes room for one window. ONNX defines no output for such a dimension, but
+    ONNX Runtime computes one, because its integer division rounds towards zero. MXNet's exporter,
+    which drops ceil_mode, relies on this output.
     """
     rank = len(spatial)
     before, after = list(pads[:rank]), list(pads[rank:])

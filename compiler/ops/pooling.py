@@ -156,8 +156,9 @@ def window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
     Returns:
         attributes: `kernel`, `strides`, `dilations` and `pads` of the imported node.
         counted padding: the padding that averages count with `count_include_pad`. It excludes the
-            padding that ceil_mode adds. Along a dimension shorter than the window, it includes the
-            padding that fills the window up to opset 18, but not from 19 on, as in ONNX Runtime.
+            padding that ceil_mode adds. If a window is longer than its dimension, the padding that
+            makes room for it (`cut_pads`) is counted up to opset 18, and not counted from 19 on, as
+            in ONNX Runtime.
         extents: the spatial extents of the input.
     """
     spatial = node.shape(node.input(0))[2:]

@@ -65,8 +65,8 @@ def _aligned(
 ) -> tuple[str, str, str | None]:
     """Return x, scale and zero point, reshaped so that scale and zero point broadcast with x.
 
-    If the block size divides the extent of x, the blocks become an additional dimension, so that no
-    scale is repeated.
+    If the block size divides the extent of x, the blocks become an additional dimension. Otherwise,
+    scale and zero point are repeated for each element of a block.
     """
     shape, axis = node.shape(x), node.integer("axis", 1)
     dim = axis % max(1, len(shape))

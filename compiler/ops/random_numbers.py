@@ -182,9 +182,10 @@ def _bernoulli(node: OnnxNode) -> str:
 def _multinomial(node: OnnxNode) -> str:
     """Import Multinomial: sample classes from their unnormalised log-probabilities.
 
-    The sampled class is the number of cumulative probabilities, except the last, that are at most a
-    random number. The last one may differ from 1 by rounding errors. The random number is therefore
-    multiplied by it, so that no class with the probability 0 is sampled.
+    The sampled class is the first one whose cumulative probability exceeds a random number; its
+    index is the number of cumulative probabilities up to that number. The last cumulative
+    probability may differ from 1 by rounding errors. It therefore multiplies the random number, so
+    that no class with the probability 0 is sampled.
     """
     shape = node.shape(node.input(0))
     if len(shape) != 2:

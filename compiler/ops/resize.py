@@ -239,10 +239,10 @@ def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
 
 
 def _applied(node: OnnxNode, x: str, lines: Mapping[int, _Taps]) -> str:
-    """Emit the interpolation of x along the dimensions in `lines`.
+    """Emit the interpolation of x along several dimensions.
 
-    Consecutive dimensions with few taps share one `interpolate` node. Others are interpolated one
-    after the other.
+    `lines` maps the index of each interpolated dimension to its taps. Consecutive dimensions with
+    few taps share one `interpolate` node. Others are interpolated one after the other.
     """
     together: list[int] = []
     for dim, taps in lines.items():
@@ -260,7 +260,10 @@ def _applied(node: OnnxNode, x: str, lines: Mapping[int, _Taps]) -> str:
 
 
 def _interpolated(node: OnnxNode, x: str, lines: Mapping[int, _Taps], dims: Sequence[int]) -> str:
-    """Emit one `interpolate` node for the dimensions `dims` of x."""
+    """Emit one `interpolate` node for the dimensions `dims` of x.
+
+    `lines` maps the index of a dimension to its taps. Without dimensions, the result is x.
+    """
     if not dims:
         return x
     dtype, operands = node.type(x).dtype, [x]

@@ -75,9 +75,10 @@ def _regions(node: OnnxNode, at: Coordinates) -> _Regions:
 def _read(at: Coordinates, x: str, regions: _Regions, axes: Sequence[str]) -> str:
     """Emit the values of x at a grid of points per region, (count, C, rows * columns).
 
-    `axes` are the coordinates of the grid: (count, rows) and (count, columns). Each value is a
-    weighted sum of the four elements around the point. For maxima it is the largest of the four
-    products, as the specification defines it.
+    `at` emits the arithmetic on coordinates. `axes` are the coordinates of the grid: (count, rows)
+    and (count, columns). Each value is a weighted sum of the four elements around the point. For
+    maxima it is the largest of the four weighted elements, as the specification defines it. Points
+    outside the image have the value zero.
     """
     node, count = at.node, regions.count
     rows, columns = (node.shape(axis)[1] for axis in axes)
@@ -104,7 +105,7 @@ def _read(at: Coordinates, x: str, regions: _Regions, axes: Sequence[str]) -> st
 def _stated(node: OnnxNode, at: Coordinates, regions: _Regions, samples: int) -> str:
     """Emit the result of RoiAlign with `samples` samples per cell along each dimension.
 
-    All samples are taken at once, without a loop.
+    All samples are taken at once, without a loop. `at` emits the arithmetic on coordinates.
     """
     axes = []
     for cells, low, size in zip(regions.cells, regions.lows, regions.sizes, strict=True):
@@ -119,9 +120,10 @@ def _stated(node: OnnxNode, at: Coordinates, regions: _Regions, samples: int) ->
 
 
 def _asked(node: OnnxNode, at: Coordinates, regions: _Regions) -> str:
-    """Emit the result of RoiAlign with more samples for larger regions.
+    """Emit the result of RoiAlign with `sampling_ratio` 0: larger regions take more samples.
 
-    A loop takes one sample of all cells per step.
+    A loop at run time takes one sample of all cells per step. `at` emits the arithmetic on
+    coordinates.
     """
     x = node.input(0)
     dtype, channels = node.type(x).dtype, node.shape(x)[1]

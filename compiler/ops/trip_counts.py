@@ -63,8 +63,8 @@ class State:
 class _Counter:
     """A value that changes by the same integer in each step: `first + each * k` in step k.
 
-    During the analysis of a loop state, `states` is 1 for values that are the state plus a known
-    number. The number is then `first + each * k`.
+    If `states` is 1, the value is a loop state plus `first + each * k`. Only the analysis of this
+    state uses such values, to find by how much a step changes it.
     """
 
     first: int
@@ -218,10 +218,11 @@ class _Analysis:
         return found[value]
 
     def _operands(self, value: str) -> tuple[str, ...]:
-        """Return the operands of `value` that must be counters so that `value` is a counter.
+        """Return the operands that must be counters so that `value` is a counter.
 
-        The result is empty if the node of `value` does not preserve counters, as `add` does, or if
-        `value` is a state or the index of the step.
+        These are all operands of the node that computes `value`, if it applies an operator such as
+        `add`, whose result is a counter if its operands are. For other operators, constants, loop
+        states and the index of the step, the result is empty.
         """
         node = self._maker(value)
         if (

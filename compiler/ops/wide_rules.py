@@ -33,8 +33,8 @@ def stash_type(node: OnnxNode) -> DType:
 def in_wide_type(rule: Rule) -> Rule:
     """Wrap an import rule so that it computes in float32, or in float64 if `stash_type` is float64.
 
-    Operands of shorter float types are converted first. The first result is converted back to the
-    type of the first operand.
+    Operands of shorter float types are converted before the rule is applied. Its first result is
+    converted back to the type of the first operand; other results keep the wider type.
     """
 
     def emit(node: OnnxNode) -> str | Sequence[str]:

@@ -30,9 +30,9 @@ class WindowLine:
 
     @property
     def taps(self) -> range:
-        """The range of taps in which every tap that reads an element lies.
+        """The range from the first to the last tap that reads an element for any output.
 
-        With strides, some taps in the range may also read only padding.
+        With strides, some taps within the range may read only padding.
         """
         last_start = (self.outputs - 1) * self.stride - self.before
         first = max(0, -(last_start // self.dilation))

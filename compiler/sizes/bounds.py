@@ -105,14 +105,14 @@ def _relaxed(size: Size, *, upward: bool, paired: bool) -> float:
     """Return a bound of a size in which quotients are replaced by bounds of the fraction.
 
     A quotient q = x // d lies between (x - d + 1) / d and x / d. Only quotients that form a term of
-    their own are replaced. Outermost quotients come first, so that terms of their dividends can
-    cancel before they are rounded. If `paired`, the difference of two quotients with the same
-    divisor, whose dividends differ by a constant, is bounded as one number.
+    their own are replaced, an outer quotient before those nested in it. The replaced quotient's
+    dividend is added to the other terms, with which it may cancel.
 
     Args:
         size: the size.
         upward: whether the result is an upper bound; otherwise it is a lower bound.
-        paired: whether differences of two quotients are bounded together.
+        paired: whether the difference of two quotients is bounded as one number, if they have the
+            same divisor and their dividends differ by a constant.
     """
     terms = {monomial: Fraction(c) for monomial, c in size.terms}
     constant = Fraction(size.constant)

@@ -60,7 +60,8 @@ class SizeErrorContext(AbstractContextManager[None]):
 
     Attributes:
         who: the origin of the condition, such as a node or a pass.
-        never_above: whether to set `DynamicSizeError.never_above`.
+        never_above: true if the model is invalid at all sizes at which the condition's difference,
+            such as `n - 512` for `n <= 512`, is positive (`DynamicSizeError.never_above`).
     """
 
     who: str = ""

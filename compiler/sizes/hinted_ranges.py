@@ -41,7 +41,8 @@ class HintedRange:
 
     Attributes:
         dimension: the range; None if only hints are given.
-        hints: pairs of a size and its fraction of all runs, relative to the other hints.
+        hints: pairs of a size and its fraction of all runs, relative to the other hints: a size
+            with 2 occurs twice as often as one with 1.
     """
 
     dimension: Dimension | None
@@ -123,10 +124,10 @@ def parse_hinted(name: str, text: str) -> HintedRange:
 
 
 def hinted_shares(dims: Mapping[str, Iterable[SizeRange]]) -> Shares:
-    """Return the hinted sizes of each dimension, with their fractions of all runs.
+    """Return the hinted sizes of each dimension, with their relative fractions of all runs.
 
-    The fractions are relative: {"n": ["1..512@32:0.5,128"]} becomes {"n": {32: 0.5, 128: 1.0}},
-    where 128 occurs twice as often as 32. Dimensions without hints are left out.
+    For example, {"n": ["1..512@32:0.5,128"]} becomes {"n": {32: 0.5, 128: 1.0}}: 128 occurs in
+    twice as many runs as 32. Dimensions without hints are left out.
 
     Raises:
         InvalidArgumentError: if a range is malformed.
@@ -141,8 +142,8 @@ def hinted_shares(dims: Mapping[str, Iterable[SizeRange]]) -> Shares:
 def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...]:
     """Check the sizes that a user lists for one dimension; return them without duplicates.
 
-    One entry may be a range or hints. It is returned as text, or as an integer if the range has
-    only one size.
+    For example, `[8, "16", "1..64@32"]` becomes `(8, 16, "1..64@32")`. At most one entry may be a
+    range with several sizes, or hints; it remains a text.
 
     Raises:
         InvalidArgumentError: if an entry is malformed or 0, if there are two ranges, or if hints
@@ -167,11 +168,13 @@ def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...
 
 
 def _hint(name: str, text: str) -> tuple[int, float]:
-    """Return the size and the fraction of a hint, such as `32` or `32:0.5`.
+    """Parse a hint: return its size, and its fraction relative to the other hints of the dimension.
+
+    `32:0.5` gives (32, 0.5), and `32` gives (32, 1.0).
 
     Raises:
-        InvalidArgumentError: if the text is not a hint, or its fraction is not a positive number
-            up to `LARGEST_SHARE`.
+        InvalidArgumentError: if the text is not a hint, or its fraction is not a positive number up
+            to `LARGEST_SHARE`.
     """
     match = _HINT.fullmatch(text)
     if match is None:

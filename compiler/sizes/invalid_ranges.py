@@ -30,10 +30,11 @@ def invalid_everywhere(
 ) -> InvalidModelError | None:
     """Return an error if a model is invalid at every size of its ranges, else None.
 
-    The model is imported with the ranges. If the ranges leave a condition undecided, the model is
-    imported at each combination of sizes. If there are more than `MOST_SIZES` combinations, and the
-    condition is an equality that holds for no size of a dimension, only evenly spaced sizes of this
-    dimension are tried.
+    The model is imported with the ranges. If they leave a condition undecided, the model is
+    imported again at each combination of sizes, unless there are more than `MOST_SIZES`. In that
+    case, the only condition that is examined further is an equality that depends on a single
+    dimension. If the equality holds at no size of the dimension, the model is imported at evenly
+    spaced sizes of the dimension.
 
     Args:
         ranges: the range of each dynamic dimension, by name.
@@ -111,7 +112,7 @@ def _sizes(ranges: Mapping[str, Dimension], question: DynamicSizeError) -> Itera
     """Yield the sizes at which `invalid_everywhere` imports the model, by dimension name.
 
     `question` is the error of the import with the ranges, which did not decide a condition. Nothing
-    is yielded if failures at a limited number of sizes would not prove the model invalid.
+    is yielded if a model that is invalid at a limited number of sizes may be valid at others.
     """
     if combinations(ranges.values()) <= MOST_SIZES:
         for sizes in product(*map(sizes_of, ranges.values())):

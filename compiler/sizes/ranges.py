@@ -198,8 +198,8 @@ def refinements(
 
     - To decide which of two sizes is larger, a range is cut at its start or at its end.
     - To decide whether two sizes are equal, only multiples of a power of two remain in a range. If
-      the code also accepts that they always differ (`error.may_differ`), a range may instead be cut
-      at its start or end, or to neighbouring sizes with equal floor quotients.
+      sizes that always differ are valid, too (`error.may_differ`), a range may instead be cut at
+      its start or end, or to neighbouring sizes with equal floor quotients.
     """
     found: list[dict[str, Dimension] | None] = []
     for question in filter(is_dynamic, (error.undecided, error.unequal)):

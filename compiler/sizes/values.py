@@ -149,8 +149,8 @@ def typical_sizes(*sizes: int) -> dict[str, int]:
 def upper_hints(*sizes: int) -> dict[str, int]:
     """Return a large size of each dimension that occurs in the sizes, by name.
 
-    It is the largest size of the dimension's range, but not above 128 or the typical size,
-    whichever is larger.
+    It is the largest size of the dimension's range, such as 64 for 1 to 64. For a longer or
+    unbounded range it is 128, or the typical size if that is larger.
     """
     return {d.name: _largest(d) * d.multiple for d in dimensions(*sizes)}
 

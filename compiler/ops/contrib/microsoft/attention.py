@@ -154,9 +154,10 @@ def _of_projected(
 
 
 def _masked(node: OnnxNode, plain: MaskedAttention, padding: int, bias: int) -> MaskedAttention:
-    """Add masks to an attention: padding, bias of scores, and the node's causal mask.
+    """Return the attention with all masks of the node: padding, bias of scores, and causal mask.
 
-    `padding` and `bias` are the input positions of the first two.
+    `plain` is the attention without masks. `padding` and `bias` are the input positions of the
+    padding mask and of the bias that is added to the scores.
 
     Raises:
         UnsupportedOperatorError: if the node is causal, and the number of keys differs from the

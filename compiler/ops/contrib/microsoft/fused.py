@@ -69,10 +69,10 @@ def _skipped(node: OnnxNode, bias: int) -> str:
 
 
 def _with_sum(node: OnnxNode, normalised: str, total: str) -> list[str]:
-    """Return the four outputs of a SkipLayerNormalization or SkipSimplifiedLayerNormalization.
+    """Return the outputs of a SkipLayerNormalization or SkipSimplifiedLayerNormalization.
 
-    They are the result, mean and inverse standard deviation, which are not supported, and `total`,
-    the sum that is normalised.
+    The first output is `normalised`, and the fourth is `total`, the sum before the normalisation.
+    The second and third (mean and inverse standard deviation) are not supported.
 
     Raises:
         UnsupportedOperatorError: if the node has the output mean or inverse standard deviation.
@@ -113,7 +113,7 @@ def _embed_layer_norm(node: OnnxNode) -> list[str]:
 
     Inputs: token ids (batch, tokens), segment ids, tables of tokens, positions and segments, gamma,
     beta, mask, position ids. Outputs: the normalised sum, the number of unmasked tokens per row,
-    and the sum.
+    and the sum before the normalisation.
     """
     words, segments, tables = node.input(0), node.optional(1), (node.input(2), node.input(3))
     shape = node.shape(words)
@@ -151,8 +151,8 @@ def _bias_add(node: OnnxNode) -> str:
 def _bias_softmax(node: OnnxNode) -> str:
     """Import BiasSoftmax: softmax(x + bias), normalised over all dimensions from `axis` on.
 
-    The bias may have only some of the dimensions before `axis`, and is broadcast over the others.
-    With `is_inner_broadcast`, it has the first of these dimensions, else the last.
+    The bias may lack some of the dimensions before `axis`, and is broadcast over them. These are
+    the last ones if `is_inner_broadcast` is set, otherwise the first ones.
     """
     x, bias = node.input(0), node.input(1)
     shape, given = node.shape(x), node.shape(bias)

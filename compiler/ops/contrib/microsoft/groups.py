@@ -31,12 +31,21 @@ from tilewright.compiler.sizes import larger, same_extents
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """The positions of new rows in a cache of keys or values with `length` rows.
+    """The places of new keys or values in the resulting cache of a GroupQueryAttention node.
 
-    The new rows follow `past` old rows. `past` is None if it is known only at run time, or differs
-    within the batch. `first` names a value, (batch,) or (1,), with the position of each batch row's
-    first new row. `last` names a value (batch,) with the position of each batch row's last key; it
-    is None if the batch is 1 and `past` is known.
+    "Row" stands for the key or value of one token.
+
+    Attributes:
+        node: the imported node.
+        rows: the number of new rows.
+        total: the number of old and new rows; the length of the old cache if that number is known
+            only at run time.
+        length: the number of rows for which the resulting cache has room.
+        past: the number of old rows, which precede the new ones; None if it is known only at run
+            time, or differs within the batch.
+        first: the value, (batch,) or (1,), with the position of each batch row's first new row.
+        last: the value, (batch,), with the position of each batch row's last key; None if the batch
+            is 1 and `past` is known.
     """
 
     node: OnnxNode
@@ -48,9 +57,12 @@ class _Cache:
     last: str | None
 
     def filled(self, cached: str | None, new: str, what: str) -> str:
-        """Emit the cache (batch, heads, length, size) with the new rows at their positions.
+        """Emit the resulting cache (batch, heads, length, size), with the new rows at their places.
 
-        `cached` is the old cache, None if omitted. `what` names it in errors.
+        Args:
+            cached: the old cache; None if the node has none.
+            new: the new rows, (batch, heads, rows, size).
+            what: the name of the old cache in errors.
         """
         node = self.node
         if self.past is None:
@@ -80,11 +92,11 @@ class _Cache:
         return rows_replaced(node, cached, self.first, new, 2)
 
     def seen(self, *, causal: bool, reach: int) -> str | None:
-        """Emit the mask of visible keys, a boolean (batch or 1, 1, rows or 1, keys).
+        """Emit the mask of the keys that queries see, a boolean (batch or 1, 1, rows or 1, keys).
 
-        With `causal`, a query sees the last `reach` keys up to its own, or all of them if `reach`
-        is negative. Without `causal`, it sees all keys of its batch row. The result is None if the
-        attention needs no mask other than its attribute `causal`.
+        With `causal`, a query sees the last `reach` keys up to its own position, or all keys up to
+        it if `reach` is negative. Without `causal`, it sees all keys of its batch row. The result
+        is None if the attention needs no mask other than its attribute `causal`.
         """
         node, known = self.node, self.past is not None
         keys = counting(node, self.total if known else self.length)
@@ -106,11 +118,24 @@ class _Cache:
 
 
 def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
-    """Read the positions of the new rows from seqlens_k and total_sequence_length (inputs 5, 6).
+    """Return the places of the new rows in the cache.
 
-    `rows` is the number of new rows, `cached` the old cache. With a batch of 1, the total length
-    determines the number of old rows. If the total is known only at run time, the new rows are
-    written into unused rows of the old cache.
+    They follow from seqlens_k (input 5) and total_sequence_length (input 6), the number of old and
+    new rows. With a batch of 1, the number of old rows is the total less the new rows. With a
+    larger batch, seqlens_k has the position of the last key of each batch row. If the total is
+    known only at run time, the old cache must have unused rows for the new ones: the resulting
+    cache has the same length.
+
+    Args:
+        node: the imported node.
+        batch: the batch size.
+        rows: the number of new rows.
+        cached: the old cache; None if the node has none.
+
+    Raises:
+        InvalidModelError: if the total is less than the new rows, or more than old and new rows
+            together.
+        UnsupportedOperatorError: if data determine the total, and there is no old cache.
     """
     old = 0 if cached is None else node.shape(cached)[2]
     longest = node.input(6)

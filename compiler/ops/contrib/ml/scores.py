@@ -189,10 +189,14 @@ def positive_label(node: OnnxNode, score: str, threshold: float, labels: list[in
 
 
 def both_scores(node: OnnxNode, score: str, transform: str, *, shares: bool) -> str:
-    """Emit the scores of two classes, (rows, 2), from the score of the second class, (rows, 1).
+    """Emit the scores of two classes, (rows, 2), from the score s of the second class, (rows, 1).
 
-    The formulas are those of ONNX Runtime. Without a transform, the first class has the score 1 - s
-    if `shares` is true (probabilities), else -s, where s is the score of the second class.
+    The scores are those of ONNX Runtime. `transform` is the node's post transform. With "LOGISTIC",
+    they are sigmoid(-s) and sigmoid(s). With "NONE", they are 1 - s and s if `shares` is true (s is
+    a probability), else -s and s.
+
+    Raises:
+        UnsupportedOperatorError: if ONNX defines the transform, but it is not "LOGISTIC" or "NONE".
     """
     negative = node.emit("neg", [score])
     match transform:

@@ -199,9 +199,9 @@ def _classifier(node: OnnxNode) -> tuple[str, str]:
 def _linear(node: OnnxNode, x: str, labels: list[int], transform: str) -> tuple[str, str]:
     """Import an SVMClassifier without support vectors: one weight per feature and class.
 
-    With two classes, the label is the second class if the largest score is above 0, or, if no
-    weight is negative, at least 0.5. ONNX Runtime has the same rule. In all other cases, the label
-    is the class with the largest score.
+    The label is the class with the largest score, with one exception, as in ONNX Runtime: of two
+    classes, the second is the label if the largest score exceeds a limit. The limit is 0 if any
+    weight is negative. Otherwise it is 0.5, and a score of 0.5 suffices.
     """
     rho = _array(node, "rho", -1)
     weights = _array(node, "coefficients", len(labels), -1)
