@@ -423,9 +423,9 @@ class GraphBuilder:
         return size_arithmetic.folded(op, operands, attrs, dtype)
 
     def _as_data(self, value: str) -> str:
-        """Add nodes that compute the value if it is so far only an array of dynamic sizes.
+        """Add the nodes that compute a value of `sizes` at run time, if missing; return its name.
 
-        Returns the name of the value.
+        A value of the graph that is not in `sizes` is returned unchanged.
         """
         array = self.sizes.get(value)
         if array is None or value in self._as_nodes:

@@ -378,13 +378,15 @@ class _Sequence:
     """All steps of one direction of a recurrent layer.
 
     Attributes:
+        node: the imported node.
         steps: (length, batch, gates * hidden): the input of each step times W, plus biases.
         ends: (batch, 1), the length of each sequence; None if all have full length.
         backward: whether the steps run from the last input to the first.
         product, recurrence: as in `_Layer`.
-        factors: the element type of `_Layer.factor`.
+        factors: the element type of the weights, to which `_Layer.factor` is converted.
         parameters: `recurrence_bias` and `peepholes` of `_Layer`.
-        activations: returns `_Layer.activations` for the node through which nodes are added.
+        activations: returns the activation functions, which add their nodes through the given node.
+            In a loop, this is a node of the loop's body.
         step: emits one step.
     """
 

@@ -26,8 +26,9 @@ each term is bounded separately."""
 def bounds(size: int | Size) -> tuple[float, float]:
     """Return a lower and an upper bound of a size; infinite if the size is unbounded.
 
-    Floor quotients are bounded in two ways: as independent variables, and by the fraction before
-    rounding. The result is the tighter of the two. The size need not reach its bounds.
+    The value of a floor quotient q = x // d is bounded in two ways: by the range of q alone, and by
+    the fraction x / d, which can cancel with other terms. The result is the tighter of the two. The
+    size need not reach its bounds.
     """
     if isinstance(size, int | np.integer):
         return size, size

@@ -11,10 +11,12 @@ from tilewright.compiler.sizes.size import Size, dimensions, divided, dynamic_si
 
 
 def equal(first: int, second: int) -> bool:
-    """Return True if two sizes are equal in every run, and False if they differ in every run.
+    """Whether two sizes are equal.
+
+    The result is True if they are equal in every run, and False if they differ in every run.
 
     Raises:
-        SizesDifferError: if equality depends on the run.
+        SizesDifferError: if the ranges of the dimensions prove neither.
     """
     if first == second:
         return True
@@ -27,10 +29,12 @@ def equal(first: int, second: int) -> bool:
 
 
 def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Return True if two shapes are equal in every run, and False if they differ in every run.
+    """Whether two shapes are equal.
+
+    The result is True if they are equal in every run, and False if they differ in every run.
 
     Raises:
-        SizesDifferError: if equality depends on the run.
+        SizesDifferError: if the ranges of the dimensions prove neither.
     """
     if tuple(first) == tuple(second):
         return True
@@ -38,9 +42,9 @@ def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
 
 
 def larger(first: int, second: int) -> int:
-    """Return the larger of two sizes.
+    """Return the size that is the larger one in every run.
 
-    The built-in function `max` would raise if the sizes may be equal, because it compares with `<`.
+    Unlike `max`, which compares with `<`, this function does not raise if the sizes may be equal.
 
     Raises:
         DynamicSizeError: if either size may be the larger one, depending on the run.
@@ -50,7 +54,7 @@ def larger(first: int, second: int) -> int:
 
 
 def smaller(first: int, second: int) -> int:
-    """Return the smaller of two sizes.
+    """Return the size that is the smaller one in every run.
 
     Raises:
         DynamicSizeError: if either size may be the smaller one, depending on the run.

@@ -37,9 +37,10 @@ class DynamicSizeError(CompilerError):
         return f"{self.asker}: {text}" if self.asker else text
 
     def by(self, who: str) -> Self:
-        """Record where the condition arose, such as a node or a pass; return the error.
+        """Record the origin `who` of the condition, such as a node or a pass; return the error.
 
-        If the error already has an origin, it keeps that one, which is closer to the condition.
+        An error that already has an origin keeps it, because it was recorded closer to the
+        condition.
         """
         self.asker = self.asker or who
         return self

@@ -321,9 +321,8 @@ def _multiples(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Di
 def _between(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
     """Restrict one dimension to two or more neighbouring sizes at which `difference` is 0.
 
-    `difference` is a dynamic size. For example, if windows of 512 samples start every 512 samples,
-    512 to 1023 samples are one window. The result is None if no such sizes exist, or if `chosen`
-    has several dimensions.
+    `difference` is a dynamic size, such as `n // 512 - 1`, which is 0 for n from 512 to 1023. The
+    result is None if no such sizes are found, or if `chosen` has several dimensions.
     """
     if len(chosen) != 1:
         return None
@@ -332,10 +331,11 @@ def _between(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dime
 
 
 def _where_zero(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """Return the longest range of neighbouring sizes at which the size `difference` is 0.
+    """Return a range of neighbouring sizes at which the size `difference` is 0, for one dimension.
 
-    The range ends at the last size up to which `difference` is at most 0. The result is None if the
-    range has fewer than two sizes.
+    Its end is the last size up to which `difference` is at most 0 everywhere, and its start the
+    first from which it is 0. The range is therefore found if `difference` grows with the dimension.
+    The result is None if the range has fewer than two sizes.
     """
     ((name, dimension),) = (_first(chosen, difference) or chosen).items()
     if dimension.high is None:

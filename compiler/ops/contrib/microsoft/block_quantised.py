@@ -166,7 +166,7 @@ def _zero_points(node: OnnxNode, packing: Packing, columns: int, blocks: int) ->
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """A permutation of K after which the elements of each block belong to one quantisation group.
+    """A permutation of the positions along K, in which each block has a single quantisation group.
 
     `elements` are positions along K; -1 pads the last block of a group. `groups` has the group of
     each block.
@@ -188,11 +188,11 @@ class _Places:
 
 
 def _sorted_by_group(node: OnnxNode, depth: int, block: int) -> _Places | None:
-    """Sort K by the operand g_idx, which has the quantisation group of each k (act-order GPTQ).
+    """Sort the positions along K by their quantisation groups, which g_idx states (act-order GPTQ).
 
     The sort is stable. A group may have fewer elements than a block, or more; each group is padded
-    to whole blocks. The result is None if the operand is omitted, or if each group is one block of
-    consecutive elements, in order.
+    to whole blocks. The result is None if the operand g_idx is omitted, or if each group is already
+    one block of consecutive elements, in order.
     """
     blocks = -(-depth // block)
     groups = node.static_ints(4, "g_idx")

@@ -21,7 +21,8 @@ from tilewright.compiler.sizes import equal
 def _check_features(node: OnnxNode, what: str, count: int, shape: tuple[int, ...]) -> None:
     """Check that an attribute has one value, or one value for each feature.
 
-    `count` is the number of values, and `shape` the input's shape (..., features).
+    `what` is the name of the attribute, `count` is the number of its values, and `shape` is the
+    input's shape (..., features).
 
     Raises:
         InvalidModelError: if there is another number of values.
