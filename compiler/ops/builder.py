@@ -136,9 +136,10 @@ class GraphBuilder:
         return name
 
     def numbers(self, array: np.ndarray, dtype: DType, hint: str) -> str:
-        """Add an array of integers and dynamic sizes; return the name of the value.
+        """Add a value whose elements are integers and dynamic sizes; return its name.
 
-        The value is a constant if no element is a dynamic size.
+        The value is a constant if no element is a dynamic size. Otherwise it is added to `sizes`.
+        `hint` is the preferred name.
         """
         known = size_arithmetic.numbers(array, dtype)
         if known is not None:

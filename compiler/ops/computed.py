@@ -184,7 +184,10 @@ def grid(node: OnnxNode, steps: Mapping[int, int], shape: Sequence[int]) -> np.n
 
 
 def _common(items: Sequence[Any]) -> DType:
-    """Return the common type of the items by NumPy's rules: float64, int64 or bool."""
+    """Return the element type of the result of an operation on the items, by NumPy's rules.
+
+    Items are arrays, `Computed` values and numbers; the type is float64, int64 or bool.
+    """
     kinds = [
         item.dtype
         if isinstance(item, Computed)

@@ -120,7 +120,8 @@ def _onnx_conv_transpose(node: OnnxNode) -> str:
 def _placed(node: OnnxNode, full: Shape, strides: Shape, spatial: Shape) -> tuple[Shape, Shape]:
     """Return the crop at the start of each spatial dimension, and the extents of the output.
 
-    `full` are the extents before cropping, and `spatial` those of the input.
+    `full` are the extents of the transposed convolution before it is cropped, and `spatial` those
+    of its input.
     """
     rank = len(full)
     mode = node.word("auto_pad", "NOTSET")

@@ -229,6 +229,7 @@ def _real(factors: np.ndarray, parts: int) -> np.ndarray:
     """Convert a matrix of complex factors to real factors (2, outputs, parts, inputs).
 
     Dimension 0 selects the real or imaginary part of an output, and dimension 2 that of an input.
+    `parts` is 1 if the inputs are real, so that only their real part is needed, else 2.
     """
     cosine, sine = factors.real, factors.imag
     rows = [[cosine, -sine], [sine, cosine]]

@@ -87,8 +87,8 @@ def _onnx(node: OnnxNode) -> str:
 def _gathered(node: OnnxNode, data: str, indices: str, axis: int) -> str:
     """Emit the elements of `data` at `indices` along an axis.
 
-    If the axis has the extent 0, the emitted value consists of zeros: no index is valid then, so
-    that a valid run has no indices and reads none of the zeros.
+    If the axis has the extent 0, no index is valid. A valid run then has no indices, and its result
+    has no elements. A tensor of zeros is emitted in place of the gather.
 
     Raises:
         DynamicSizeError: if a dynamic size determines whether the extent is 0.

@@ -136,7 +136,8 @@ def _holds(question: _Question, value: str, depth: int) -> _Answer:
 def _ends(builder: GraphBuilder, value: str, depth: int) -> tuple[int, ...] | None:
     """Return sizes that bound the elements of a value; None if no bounds are known.
 
-    In each run, every element lies between the smallest and the largest of these sizes.
+    In each run, every element lies between the smallest and the largest of these sizes. At most
+    `depth` consecutive nodes of the value's computation are analysed.
     """
     sizes, known = builder.sizes.get(value), builder.known(value)
     if sizes is not None:

@@ -101,7 +101,10 @@ def _result(
     float64: bool,
     chosen: NodeHook | None,
 ) -> np.ndarray:
-    """Compute a node with its operator's reference; round the result to the node's type."""
+    """Compute a node with its operator's reference; round the result to the node's type.
+
+    `chosen` is as in `run_graph`.
+    """
     operator, kind = ops.get(node.op), graph.types[node.output]
     with np.errstate(all="ignore"):
         result = np.asarray(operator.reference(operands, node.attrs))

@@ -102,7 +102,7 @@ def default_range(name: str, held: Iterable[int] = ()) -> Dimension:
     """Return the default range 1..4096 for a dimension, extended to include the sizes in `held`.
 
     Raises:
-        InvalidArgumentError: if the name or a size is impossible.
+        InvalidArgumentError: if the name is not valid, or a size is negative or too large.
     """
     sizes = (1, DEFAULT_LAST, *held)
     return _of(name, min(sizes), max(sizes))
@@ -154,8 +154,8 @@ def within_defaults(
         The result of `attempt`.
 
     Raises:
-        DynamicSizeError: if no narrower ranges decide a condition. Of several such errors, one
-            whose condition single sizes satisfy is preferred.
+        DynamicSizeError: if no narrower ranges decide a condition. An equality of sizes, which may
+            hold at single sizes, is reported rather than another undecided condition.
         InvalidModelError: if the model is invalid in all ranges that were tried.
     """
     ranges = {name: replace(d, low=0) if name in empty else d for name, d in defaults.items()}

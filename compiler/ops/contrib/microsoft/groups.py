@@ -133,8 +133,8 @@ def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
         cached: the old cache; None if the node has none.
 
     Raises:
-        InvalidModelError: if the total is less than the new rows, or more than old and new rows
-            together.
+        InvalidModelError: if the total is less than the new rows, or, with a batch of 1, more than
+            the old cache and the new rows together.
         UnsupportedOperatorError: if data determine the total, and there is no old cache.
     """
     old = 0 if cached is None else node.shape(cached)[2]

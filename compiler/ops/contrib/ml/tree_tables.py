@@ -119,8 +119,8 @@ def _check_trees(nodes: Sequence[SplitNode | None], roots: Sequence[int], featur
     Several nodes of a tree may lead to the same node; exporters use this for sets of categories.
 
     Raises:
-        InvalidModelError: if the graph is cyclic or shared, or a node tests a missing feature or
-            compares with NaN.
+        InvalidModelError: if the graph is cyclic or shared, or a node compares with NaN or tests a
+            feature that the input does not have.
     """
     for number, node in enumerate(nodes):
         if node is None:
