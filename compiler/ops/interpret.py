@@ -51,10 +51,10 @@ def run_graph(
 def _run(
     graph: Graph, inputs: Iterable[np.ndarray], float64: bool, chosen: NodeHook | None = None
 ) -> list[np.ndarray]:
-    """Return the outputs of a graph for the given inputs.
+    """Return the outputs of a graph; `inputs` are in the order of the graph's inputs.
 
     Arrays have the types in which the interpreter computes, such as float32 for float16 values. The
-    memory of a value is released after its last use.
+    memory of a value is released after its last use. `chosen` is as in `run_graph`.
     """
     values = dict(zip(graph.inputs, inputs, strict=True))
     blocks: dict[str, Mapping[int, np.ndarray]] = {}

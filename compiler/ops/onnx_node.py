@@ -210,9 +210,9 @@ class OnnxNode:
         return self.builder.emit(op, inputs, present, self._hint(), self.label)
 
     def keep(self, op: str, inputs: Sequence[str], **attrs: AttrValue) -> str:
-        """Add a node to the graph and return the name of its output.
+        """Add a node whose operands a later pass needs; return the name of its output.
 
-        Unlike `emit`, it never computes the result at import, because a pass needs the operands.
+        Unlike `emit`, this method adds the node even if its result could be computed at import.
         """
         return self.builder.emit(op, inputs, attrs, self._hint(), self.label, keep=True)
 

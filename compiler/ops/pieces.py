@@ -332,7 +332,8 @@ def _gathered(
 def _too_few(padding: int, extent: int) -> str:
     """Return the error message for reflection padding that is at least as long as a dynamic extent.
 
-    If one dimension determines the extent, the message suggests a size for `--dim`.
+    If the extent depends on one dimension, the message suggests a size for the command-line option
+    `--dim`.
     """
     said = f"padding of {padding} reflects {extent} elements"
     if is_dynamic(padding) or len(named := dimensions(extent)) != 1:

@@ -105,9 +105,9 @@ def _infer_unique(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 def _unique_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     """Group equal rows of a matrix; return an int64 array (3, rows).
 
-    Its rows are the index of each group's first row, the group of each row, and the size of each
-    group, padded with zeros. Groups are in lexicographic order, or, without `sorted`, in the order
-    of their first rows. NaN equals NaN.
+    Row 0 of the result has the index of each group's first row, row 1 the group of each row, and
+    row 2 the size of each group. Rows 0 and 2 are padded with zeros. Groups are in lexicographic
+    order, or, without `sorted`, in the order of their first rows. NaN equals NaN.
     """
     x = arrays[0]
     count = len(x)

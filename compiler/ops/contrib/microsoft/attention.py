@@ -113,7 +113,7 @@ def _attention(node: OnnxNode) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Input positions of padding mask, cache and bias of scores for an attention node."""
+    """The positions of padding mask, cache and bias of scores among an attention node's inputs."""
 
     mask: int
     past: int
