@@ -12,7 +12,10 @@ from tilewright.compiler.ops.registry import OnnxRule
 
 
 def _pools(node: OnnxNode) -> list[np.ndarray]:
-    """Return the listed n-grams: an array (count, n) for each n = 1, 2, ..."""
+    """Return the n-grams whose occurrences are counted: an array (count, n) for each n = 1, 2, ...
+
+    They are listed in the node's attributes `pool_int64s` and `ngram_counts`.
+    """
     starts, items = node.ints("ngram_counts"), node.ints("pool_int64s")
     if starts is None or items is None:
         raise node.unsupported(

@@ -295,7 +295,7 @@ class OnnxNode:
                 raise self.data_dependent(value)
 
     def data_dependent(self, operand: str) -> UnsupportedOperatorError:
-        """Return the error that `operand` has a data-dependent extent."""
+        """Return the error to raise because `operand` has a data-dependent extent."""
         reason = f"an extent of operand '{operand}' depends on the data"
         return UnsupportedOperatorError(
             self.name, self.op_type, self.domain, self.opset, reason, waits_for=(operand,)

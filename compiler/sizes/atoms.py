@@ -91,7 +91,10 @@ class SlackDimension(Dimension):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotDimension(Dimension):
-    """The start, in bytes, of a slot of the arena (`runtime.program.Slot`)."""
+    """The start, in bytes, of a slot: a block of the arena in a program with dynamic sizes.
+
+    See `runtime.program.Slot`.
+    """
 
     @staticmethod
     def numbered(number: int, alignment: int) -> SlotDimension:
