@@ -155,8 +155,8 @@ def _row(entry: CatalogueEntry) -> str:
 def _named(types: frozenset[DType]) -> Iterator[str]:
     """Yield names for a set of element types, such as "signed integers" and `float32`.
 
-    A group of types (`_FAMILIES`) is yielded under its name if the set contains the whole group.
-    Otherwise, each of its types in the set is yielded separately.
+    Groups such as the signed integers have a name, which is yielded if the set contains the whole
+    group. Types of an incomplete group are yielded separately.
     """
     for name, family in _FAMILIES:
         if family <= types:

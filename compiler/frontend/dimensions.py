@@ -95,7 +95,7 @@ def stated_size(text: str, sizes: Mapping[str, int]) -> int | None:
 
 
 def free_dimensions(graph: GraphProto) -> tuple[str, ...]:
-    """Return the names of the inputs' dynamic dimensions, in order.
+    """Return the names of the inputs' dynamic dimensions, in the order of the inputs.
 
     A dimension that the file states as an expression of other dimensions is left out.
     """
@@ -120,9 +120,9 @@ _CACHE_OPERANDS = {"Attention": (4, 5), "MultiHeadAttention": (6, 7), "QAttentio
 def cache_lengths(graph: GraphProto) -> frozenset[str]:
     """Return the names of the dynamic dimensions that count the rows of caches.
 
-    Such a dimension may be 0, because a cache is empty before the first run. A cache is an input to
-    which the model appends rows, and which it returns as an output. A dimension that other inputs
-    have too is not included.
+    A cache is an input to which the model appends rows, and which it returns as an output. It is
+    empty before the first run, so its number of rows may be 0. A dimension that also belongs to
+    another kind of input is left out, because that input may not support the size 0.
     """
     readers: dict[str, list[NodeProto]] = {}
     for node in graph.node:

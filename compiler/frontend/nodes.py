@@ -383,8 +383,8 @@ class NodeImporter:
     ) -> Sequence[str]:
         """Import an If as a node that runs one of two branch graphs; returns its outputs.
 
-        If the branches cannot be graphs of their own, `_either` imports both into the current
-        graph.
+        If a branch cannot be imported as a separate graph, both are imported into the current graph
+        instead, and each output is selected at run time.
         """
         if not body.spelled:
             opset = body.opsets.get("", 0)

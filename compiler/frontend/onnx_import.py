@@ -99,10 +99,10 @@ def importing(
 
 
 def _with_relation(sizes: Mapping[str, int], dimension: Dimension, value: int) -> dict[str, int]:
-    """The sizes of all dimensions, after `dimension` was replaced by a formula.
+    """Return the sizes of all dimensions, with `dimension` replaced by a formula.
 
-    `value`, the formula, is a dynamic size: an `int` that is computed from other dimensions, such
-    as `past + new` for the length of a mask.
+    `value` is a dynamic size: an integer that encodes the formula, such as `past + new` for the
+    length of a mask. The replacement also applies to sizes that are computed from `dimension`.
     """
 
     def of(other: Dimension) -> int:

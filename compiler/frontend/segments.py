@@ -49,9 +49,9 @@ class DeferredNodes:
     Attributes:
         nodes: the deferred nodes.
         made: the ONNX names of their outputs.
-        asked: maps each value whose elements a deferred node needs as constants to that node. The
-            values belong to the graph of the imported nodes.
-        first: the error of the first node that was deferred.
+        asked: the values whose elements must be known to import a deferred node. Maps the name of
+            such a value in the graph under construction to the deferred node.
+        first: the error of the first node that was deferred; None if no node is deferred.
     """
 
     nodes: list[NodeProto] = field(default_factory=list)
@@ -183,13 +183,13 @@ def _spelled(
 ) -> list[NodeProto]:
     """Nodes that compute a shape-determining live-in, some of whose elements stay dynamic.
 
-    The continuation gets an additional input (`LiveIn.sizes_input`), whose dimensions are the
-    dynamic elements. A Shape node reads them, and a Concat adds the fixed elements. The operators
-    have the same form in every opset.
+    The continuation gets an additional input (`LiveIn.sizes_input`) whose extents are the dynamic
+    elements. A Shape node reads these extents, and a Concat adds the fixed elements. All operators
+    used have the same form in every opset.
 
     Args:
         crossing: the live-in.
-        array: its elements in one run. Only those of the fixed elements are used.
+        array: the elements of the live-in in one run. The dynamic ones are ignored.
         elements: the name of each element.
         opened: the names of the elements that stay dynamic.
     """
@@ -357,7 +357,7 @@ def _listed(name: str, elements: Sequence[str]) -> NodeProto:
 def _are_extents(numbers: np.ndarray, extents: Mapping[str, tuple[str, int]]) -> bool:
     """Whether each dynamic size among `numbers` is also the extent of a live-in.
 
-    The keys of `extents` are the dynamic extents of live-ins as text.
+    The keys of `extents` are the dynamic extents of all live-ins, as text such as `n+1`.
     """
     return all(not is_dynamic(number) or str(number) in extents for number in numbers.flat)
 
@@ -367,8 +367,8 @@ def _from_extents(
 ) -> list[NodeProto]:
     """Nodes that compute the live-in `name` from the extents of other live-ins.
 
-    After the boundary, the import can then prove that the elements are equal to these extents. The
-    operators have the same form in every opset.
+    The import of the continuation can then prove that the elements are equal to these extents. All
+    operators used have the same form in every opset.
 
     Args:
         name: the live-in.
@@ -411,11 +411,11 @@ def _from_extents(
 def _deciding(
     waiting: DeferredNodes, builder: GraphBuilder, values: Mapping[str, str | None]
 ) -> set[str]:
-    """The names of values whose elements determine shapes after the boundary.
+    """The ONNX names of values whose elements determine shapes after the boundary.
 
-    The import of the continuation treats the elements of these values as constants. An import rule
-    may need the elements of a value that it computed itself, and that has no ONNX name. The
-    operands of the deferred node are then returned instead, except floats and large tensors.
+    The import of the continuation treats the elements of these values as constants. If a deferred
+    node needs the elements of a value without an ONNX name, which an import rule added, the names
+    of the node's operands are returned instead, except floats and large tensors.
     """
 
     def small(value: str | None) -> bool:

@@ -50,8 +50,8 @@ def read_tensor(
         apart: the tensor's raw data, if it was read separately from the message.
 
     Raises:
-        InvalidModelError: if the tensor is malformed, or its data has another size or is outside
-            the folder.
+        InvalidModelError: if the tensor is malformed, if the size of its data contradicts its type
+            and shape, or if its external data is outside the folder.
     """
     if tensor.data_type == TensorProto.STRING:
         return _texts(tensor, what)

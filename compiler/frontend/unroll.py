@@ -320,7 +320,7 @@ def _spelled_loop(
         states: the initial states.
         body: the body.
         most: the maximum number of steps.
-        tried: whether nested loops must be unrolled too.
+        tried: passed to `LoopBody.step`: whether loops inside the body must be unrolled too.
 
     Raises:
         UnsupportedOperatorError: if the loop has more than `most` steps, or the end condition is

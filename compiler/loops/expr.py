@@ -67,7 +67,7 @@ class Tensor:
 
     @property
     def byte_strides(self) -> tuple[int, ...]:
-        """Stride of each factor of the layout in bytes, outermost first."""
+        """Stride of each physical axis of the layout (`Factor`) in bytes, outermost first."""
         return tuple(s * self.dtype.bytes for s in strides(self.shape, self.layout, self.halo)[0])
 
     @property
@@ -255,7 +255,10 @@ class Const(Expr):
 
 @dataclass(frozen=True, slots=True)
 class IndexValue(Expr):
-    """The value of an index, converted to the given type, as in ranges and causal masks."""
+    """The value of an index, converted to the given type.
+
+    For example, the elements of a range are the index along it.
+    """
 
     index: Affine
     type: DType = DType.INT64
@@ -304,7 +307,7 @@ class Items(Composite):
 
     @property
     def dtype(self) -> DType:
-        """The type of the first item, by which the tuple is used as an operand."""
+        """The type of the first item, which counts as the type of the whole tuple."""
         return self.values[0].dtype
 
 

@@ -68,7 +68,7 @@ def _large(x: Expr) -> float:
 def _tiny(x: Expr) -> float:
     """The magnitude up to which an odd function with slope 1 at 0 is computed as its argument.
 
-    The next term of its series is then below the rounding error.
+    The next term of the function's Taylor series is then below the rounding error.
     """
     return by_type(x, 1e-5, 1e-9)
 

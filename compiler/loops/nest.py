@@ -47,10 +47,11 @@ class Binding(StrEnum):
 
 
 class Order(StrEnum):
-    """The order in which the points of a register tile are emitted.
+    """The order in which code generation emits the points of a register tile.
 
-    GREEDY emits the points with the fewest new loads first. PROGRAM keeps the order of the unrolled
-    axes.
+    A point is one combination of values of the unrolled axes. GREEDY first emits the points that
+    need the fewest loads of elements that are not in registers yet. PROGRAM keeps the order of the
+    unrolled axes.
     """
 
     GREEDY = "greedy"
@@ -74,17 +75,18 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """A loop over `axis` in tiles of `step`: full tiles in a run-time loop, then a narrower tail.
+    """A loop over `axis` in tiles of `step` iterations: full tiles, then a narrower tail.
 
-    Inside the body, the axis refers to the current tile; inner loops and register tiles over the
-    same axis split this tile further. `peel` emits the first and the last full tile as static code;
-    `unroll` does so for all tiles.
+    Inside the body, `axis` refers to the current tile. Inner loops and register tiles over the same
+    axis split this tile further. `peel` takes the first and the last full tile out of the run-time
+    loop, so that their positions are known at compile time; `unroll` does so for all tiles.
 
-    The threads of a stage share the tiles of its PARALLEL loops: a call runs tiles [lo, hi). Such a
-    loop is at the top of its stage, next to other PARALLEL loops only. If a PARALLEL loop over
-    another axis is its only content, [lo, hi) counts the tiles of this inner loop in all tiles of
-    the outer one. In a stage with several PARALLEL loops at the top, [lo, hi) counts the tiles of
-    the first one, and a call runs the same proportion of the tiles of each other one.
+    A PARALLEL loop is at the top of its stage, next to other PARALLEL loops only. Several threads
+    call the stage, each for a range [lo, hi) of tiles. The range counts the tiles of the loop, with
+    two exceptions. If the body of the loop is only a PARALLEL loop over another axis, it counts the
+    tiles of this inner loop, over all tiles of the outer one. If the stage has several PARALLEL
+    loops at the top, it counts the tiles of the first one, and the call runs the same proportion of
+    the tiles of each other loop.
     """
 
     axis: Axis
@@ -128,9 +130,10 @@ class Store:
 class Compute:
     """A tensor expression and its register tile: the innermost computation of a loop nest.
 
-    Without a combiner, `body` is evaluated at each point of the register tile and stored. With a
-    combiner, each point of the tile's spatial axes has an accumulator, and the results are stored
-    after the reduction.
+    A point of the register tile is one combination of values of the unrolled axes. Without a
+    combiner, `body` is evaluated and stored at each point. With a combiner, each combination of
+    values of the axes that are not reduced has an accumulator, and the results are stored after the
+    reduction.
 
     Attributes:
         stores: the stores of the results.

@@ -308,12 +308,12 @@ def _shows_all(rewriter: Rewriter, mask: _Mask) -> bool:
 
 
 def _lowest(fill: float, added: bool) -> float:
-    """Return the number to add to hidden scores instead of selecting `fill` for them.
+    """Return the number to add to hidden scores, for a mask that replaces hidden scores by `fill`.
 
-    An infinite `fill` is returned unchanged. A finite one is replaced by FILL, because adding a
-    number such as -1e9 might not hide a key with a large score. The exception is `added`: another
-    mask, which is added to the scores, may hide keys too. `fill` is then returned unchanged, so
-    that keys hidden by both masks keep their relative weights.
+    An infinite `fill` is returned unchanged. A finite `fill`, such as -1e9, is replaced by a lower
+    number, because a large score plus `fill` might not be hidden. If `added`, the scores also have
+    a mask that is added to them. A finite `fill` is then returned unchanged too: keys that both
+    masks hide keep their relative weights.
     """
     return fill if not np.isfinite(fill) or added else FILL
 

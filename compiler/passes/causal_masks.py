@@ -184,9 +184,9 @@ def _number(rewriter: Rewriter, value: str) -> float | None:
 
 
 def _unexpanded(rewriter: Rewriter, value: str) -> str:
-    """The operand of operators that only add leading dimensions of extent 1 or repeat elements.
+    """The value before operators that only add leading dimensions of extent 1 or repeat elements.
 
-    Other values are returned unchanged.
+    If no such operator computes the value, it is returned unchanged.
     """
     while (node := rewriter.producer(value)) is not None:
         inner, shape = rewriter.shape(node.inputs[0]) if node.inputs else (), rewriter.shape(value)

@@ -77,8 +77,8 @@ def _pieces(rewriter: Rewriter, value: str) -> Sequence[str]:
 def _enlarged(rewriter: Rewriter, value: str, filters: int) -> Node | None:
     """The interpolation that computes an image, if it is worth moving after the convolution.
 
-    It must have no other reader and weights that sum to 1, and the move must save arithmetic for a
-    convolution with this number of filters. Returns None otherwise.
+    The interpolation must have no other reader and weights that sum to 1, and the move must save
+    arithmetic for a convolution with `filters` output channels. Otherwise, the result is None.
     """
     node = rewriter.producer(value, "interpolate")
     if node is None or not rewriter.used_once(value) or min(ints(node.attrs, "axes")) < 2:
@@ -103,14 +103,16 @@ def _mixed(
 ) -> str:
     """Emit the part of a pointwise convolution that reads some of the concatenated images.
 
+    These images are either the result of one interpolation, which is moved after the convolution,
+    or `values`, which are convolved unchanged.
+
     Args:
         rewriter: the graph under construction.
         conv: the original convolution.
-        enlarged: the interpolation to apply after the convolution; None to convolve `values` as
-            they are.
-        values: the images, if `enlarged` is None.
+        enlarged: the interpolation; None to convolve `values`.
+        values: the images; unused with an interpolation.
         columns: the columns of the weights that belong to the images.
-        bias: the bias, if this part adds it.
+        bias: the bias, if this part adds it; else empty.
     """
     if enlarged is not None:
         (x, *table) = enlarged.inputs

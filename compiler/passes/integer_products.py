@@ -265,9 +265,10 @@ def _are_small(values: np.ndarray, group: int) -> bool:
 def _has_faster_floats(conv: Node, values: np.ndarray, group: int) -> bool:
     """Whether a convolution is faster in float32 than with pairs of 16-bit integers.
 
-    This is the case if Winograd's algorithm applies: a 3x3 convolution of pairs ran at 0.64 of its
-    speed. It also holds for groups of one channel, which cannot form pairs. Other convolutions ran
-    at 1.4 to 1.8 of the speed of float32.
+    This is the case if Winograd's algorithm applies: a 3x3 convolution with pairs ran at 0.64 times
+    the speed of Winograd's algorithm in float32. It is also the case for groups of one channel,
+    which cannot form pairs. Other convolutions with pairs ran at 1.4 to 1.8 times the speed of
+    float32.
     """
     window = values.shape[2:]
     steps = {*ints(conv.attrs, "strides", (1,)), *ints(conv.attrs, "dilations", (1,))}
@@ -293,8 +294,10 @@ def _window_sums(
 
 
 def _weight_type(rewriter: Rewriter, source: IntegerSource, factor: IntegerFactor) -> DType:
-    """The type of the weights to multiply with a source: int16 if the target multiplies the source
-    as int16, else int8."""
+    """The type in which weights are multiplied with a source.
+
+    This is int16 if the target multiplies the source as int16, else int8.
+    """
     kind = factor(rewriter.type(source.value).dtype)
     return DType.INT16 if kind is DType.INT16 else DType.INT8
 

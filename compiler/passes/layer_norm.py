@@ -88,8 +88,9 @@ def _trailing_axis(reduce: Node, rank: int) -> int | None:
 def _with_operand(rewriter: Rewriter, node: Node, count: int) -> str | None:
     """Add a scale or a bias to the layer_norm that computes an operand of `node`.
 
-    `node` is a `mul` by a constant (`count` is 1, for a scale), or an `add` of one (2, for a bias).
-    Returns None if the constant does not have a suitable shape.
+    `node` multiplies the layer_norm by a constant, the scale, if `count` is 1. It adds a constant,
+    the bias, if `count` is 2. Returns the name of the new layer_norm; None if the layer_norm
+    already has this operand, or if the constant does not have a suitable shape.
     """
     for value, other in (node.inputs, node.inputs[::-1]):
         norm, array = rewriter.producer(value, "layer_norm"), rewriter.array(other)

@@ -264,8 +264,8 @@ def as_factor(rewriter: Rewriter, source: IntegerSource, factor: IntegerFactor) 
 def _converted(rewriter: Rewriter, value: str, dtype: DType, step: int = 0) -> str:
     """Convert stored integers to `dtype`, and add `step`. The addition wraps around.
 
-    If data movements computed the integers, both operators are inserted before the movements. They
-    can then be fused with the operators there.
+    If data movements, such as a transpose, computed the integers, the cast and the addition are
+    inserted before these movements. They can then be fused with the operators there.
     """
     made = rewriter.producer(value)
     if made is not None and made.op in MOVEMENTS:

@@ -61,8 +61,8 @@ class Rewriter(Edit):
     def uses(self, value: str) -> int:
         """Return the number of uses of a value: operands of nodes, and outputs of the graph.
 
-        If the value has replaced other values, their uses are added. The number may then be too
-        large.
+        After the value has replaced another value, the uses of both are counted. Nodes that were
+        removed may still be included.
         """
         return self._uses.get(value, 1)
 

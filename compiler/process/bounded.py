@@ -291,9 +291,10 @@ class _Back:
 
 
 class _OursError(Exception):
-    """An exception of the parent's `answers` function, which the parent raises again.
+    """An exception of the parent's `answers` function that is not a CompilerError.
 
-    An exception of this type is not a failure of the child.
+    The parent raises the original exception, `cause`, to its caller, instead of treating it as a
+    failure of the child.
     """
 
     def __init__(self, cause: BaseException) -> None:

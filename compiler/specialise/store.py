@@ -388,7 +388,7 @@ class _Source:
 def _is_whole(model: ModelSource) -> TypeGuard[ReadModel]:
     """Whether a model is a message with all its tensors in separate arrays.
 
-    The arrays can be hashed without a copy.
+    Such a model is hashed array by array, without a copy.
     """
     tensors = getattr(model, "tensors", None)
     if tensors is None:
