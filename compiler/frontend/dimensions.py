@@ -80,10 +80,10 @@ def fixed_size(dim: TensorShapeProto.Dimension) -> int | None:
 
 
 def stated_size(text: str, sizes: Mapping[str, int]) -> int | None:
-    """Evaluate a dimension's text: a name in `sizes`, or an expression of such names.
+    """Return the size that a dimension's text denotes, or None.
 
-    Exporters write expressions such as `past_sequence_length + 1`. The result is None for any other
-    text.
+    The text is a name in `sizes`, or an expression of such names as exporters write them, such as
+    `past_sequence_length + 1`. For any other text, the result is None.
     """
     if text in sizes:
         return sizes[text]

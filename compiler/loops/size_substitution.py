@@ -9,9 +9,10 @@ from tilewright.compiler.sizes import Size, at, check_values, dimensions, is_dyn
 
 
 class SameAxisError(Exception):
-    """Raised if two axes with the same name and different dynamic extents get the same size.
+    """Raised if a substitution gives the same size to two axes with the same name.
 
-    They would become equal, and the nest would change its meaning.
+    The axes have different dynamic extents. With equal sizes, they would become the same axis, and
+    the nest would change its meaning.
     """
 
 

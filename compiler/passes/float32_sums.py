@@ -43,9 +43,10 @@ _SPREADS = (
 def float32_sums(graph: Graph, groups: Sequence[Group]) -> set[str]:
     """Return the outputs of `groups` that must be stored as float32.
 
-    These are squares, sums and means, and values that may be as large because they are computed
-    from them. Roots, quotients of two such values, and functions such as `log` and `tanh` have
-    results of ordinary size. A product of two values must also stay float32 if only sums read it.
+    Each group has the nodes of one kernel. The outputs to store as float32 are squares, sums and
+    means, and values that may be as large because they are computed from them. Roots, quotients of
+    two such values, and functions such as `log` and `tanh` have results of ordinary size. A product
+    of two values must also stay float32 if only sums read it.
     """
     large = _large(graph)
     summed = {group.output for group in groups if _sums(group)}

@@ -9,13 +9,14 @@ Before:                                     After:
 
 An input that is only used as the first part of an output (the keys and values of a decoder as most
 exporters write them) becomes a buffer with slack capacity after its rows, and so does the output.
-`room` is a dimension that no input states: a caller that passes the output back as the next input
-reserves memory for it; in a single run it is 0 (`Port.room`). The buffer has the same strides in
-every step, so that only the added rows are written. Also called in-place key/value cache update, or
-past-present buffer sharing (ONNX Runtime).
+`room`, the number of unused rows, is a dimension that no input states. A caller that passes the
+output back as the next input chooses it when it allocates the buffer; in a single run it is 0. The
+buffer has the same strides in every step, so that only the added rows are written. Also called
+in-place key/value cache update, or past-present buffer sharing (ONNX Runtime).
 
-This pass is applied to a plan, not in the pipeline: afterwards the graph refers to buffers, and
-`Growth` states which of the caller's values they hold.
+This pass is not in the pipeline. It runs just before a graph is partitioned (`driver.make_plan`),
+because the types in its result describe buffers instead of the caller's arrays. A `Growth` states,
+for each cache, how many rows of the buffers belong to these arrays.
 """
 
 from __future__ import annotations

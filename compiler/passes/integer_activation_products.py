@@ -86,7 +86,10 @@ def activation_product(
 
 
 def _right_type(stored: DType, factor: IntegerFactor) -> DType:
-    """The type in which a right factor is multiplied: int16 if left ones are, else int8."""
+    """The type in which a right factor is multiplied: int16 or int8.
+
+    It is int16 if the target multiplies left factors of the type `stored` as int16.
+    """
     return DType.INT16 if factor(stored) is DType.INT16 else DType.INT8
 
 

@@ -12,14 +12,14 @@ are shifted into its range, and the sums of the rows of `%0`, or of its windows,
 shift. The first factor has the type that the target multiplies (`Target.factor`). If it must be
 unsigned, an int8 `%0` and its zero point are shifted up by 128; if it must be signed, a uint8 `%0`
 and its zero point are shifted down by 128. The zero point of a matrix may be known at run time
-only; a convolution pads with its zero point. All results are exact.
+only. The zero point of a convolution must be constant, because it is the value of the padding. All
+results are exact.
 
 A 16-bit `%0` is multiplied as int16 by weights that are converted to int16, if no sum can exceed
 int32: 512 products by any 8-bit weights fit, and some thousands with typical weights. An 8-bit `%0`
 and its weights are converted to int16 as well if the target's only fast integer product is the one
-of pairs of int16 (vpmaddwd). Also called
-integer-only inference (Jacob et al., "Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference", 2018).
+of pairs of int16 (vpmaddwd). Also called integer-only inference (Jacob et al., "Quantization and
+Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2018).
 """
 
 from __future__ import annotations
@@ -161,9 +161,10 @@ def _multiplied(
 ) -> str | None:
     """Emit the matrix product of a source, minus its zero point, and an integer weight.
 
-    `name` is the name of the weight. Returns the name of the int32 result. Returns None for
-    unsupported operands, such as weights that cannot be shifted into their type, or scaled factors
-    whose sums may exceed int32.
+    `name` is the name of the weight. Returns the name of the int32 result, to which the caller
+    applies the scales. Returns None for unsupported operands: weights that cannot be shifted into
+    their type; or a weight with a scale, if the sums may exceed int32 or the scale varies along the
+    summed dimension.
     """
     values = weight.values.astype(np.int64)
     if values.ndim < 2 or len(rewriter.shape(source.value)) < 2 or not values.size:
@@ -202,9 +203,10 @@ def _convolved(
 ) -> str | None:
     """Emit the convolution of a source, minus its zero point, and an integer weight.
 
-    Returns the name of the int32 result. Returns None for unsupported operands, such as weights
-    that cannot be shifted into their type, or scaled factors whose sums may exceed int32. Also
-    returns None if floats are faster.
+    Returns the name of the int32 result, to which the caller applies the scales. Returns None if
+    float32 is faster, and for unsupported operands: weights that cannot be shifted into their type;
+    a zero point that is computed at run time; or a weight with a scale, if the sums may exceed
+    int32 or the scale varies within a filter.
     """
     values, x = weight.values.astype(np.int64), source.value
     channels, group = values.shape[1], integer(node.attrs, "group", 1)

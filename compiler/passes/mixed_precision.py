@@ -112,7 +112,10 @@ class _MixedPrecision:
     # ---- selection of values that are stored narrow
 
     def _chosen(self) -> set[str]:
-        """Return the outputs of groups that will be stored in the 16-bit type."""
+        """Return the values between kernels that will be stored in the 16-bit type.
+
+        These are outputs of groups; a group has the nodes that fusion puts into one kernel.
+        """
         makers = {group.output: group for group in self._groups}
         readers: dict[str, list[Group]] = {}
         for group in self._groups:
@@ -154,8 +157,8 @@ class _MixedPrecision:
     ) -> tuple[set[str], set[str]]:
         """Return the values that depend on a product, and the values that a product depends on.
 
-        `makers` and `readers` map a value to the group that computes it and to the groups that read
-        it.
+        `makers` maps a value to the group (the nodes of one kernel) that computes it. `readers`
+        maps a value to the groups that read it.
         """
         before: set[str] = set()
         for value, group in makers.items():
@@ -188,9 +191,10 @@ class _MixedPrecision:
         return not any(group.is_native or self._jumps(group) for group in readers)
 
     def _exceeds(self, group: Group) -> bool:
-        """Whether a group reads or pads with a constant that the 16-bit type cannot represent.
+        """Whether a kernel reads or pads with a constant that the 16-bit type cannot represent.
 
-        For example, masks add -1e9, which would be stored as an infinity.
+        For example, masks add -1e9, which would be stored as an infinity. Constant factors of
+        products are not considered. `group` has the nodes of the kernel.
         """
         for node in group.nodes:
             factors = node.inputs[: FACTORS.get(node.op, 0)]  # these must not overflow
@@ -214,9 +218,10 @@ class _MixedPrecision:
         return np.asarray(np.isfinite(array) & ~np.isfinite(rounded))
 
     def _jumps(self, group: Group) -> bool:
-        """Whether a small change of a group's operands may cause a large change of its result.
+        """Whether a small change of a kernel's operands may cause a large change of its result.
 
-        This holds for rounding, comparisons and conversions from floats to other types.
+        This holds for rounding, comparisons and conversions from floats to other types. `group` has
+        the nodes of the kernel.
         """
         types = self._source.types
         for node in group.nodes:
@@ -226,9 +231,9 @@ class _MixedPrecision:
         return False
 
     def _multiplies(self, group: Group, value: str) -> bool:
-        """Whether a value is a factor of the product in a group.
+        """Whether a value is a factor of the product that a kernel computes.
 
-        Operators of the group may move its elements before the product.
+        `group` has the nodes of the kernel. They may move the value's elements before the product.
         """
         product = _product(group)
         if product is None:
@@ -244,9 +249,9 @@ class _MixedPrecision:
     # ---- rewriting of the graph
 
     def _rewrite(self, group: Group) -> None:
-        """Add the nodes of a group to the new graph, with conversions where they are necessary.
+        """Add the nodes of one kernel to the new graph, with conversions where they are necessary.
 
-        The nodes read and write values in the types in which these are stored.
+        A node may compute in float32 although its operands or its result are stored in 16 bits.
         """
         rounded, wide = self._rounded_value(group), dict[str, str]()
         for node in group.nodes:
@@ -277,10 +282,10 @@ class _MixedPrecision:
         return rounds and node.inputs[0] in self._stored and not self._source.returns(node.output)
 
     def _rounded_value(self, group: Group) -> str | None:
-        """The value of a group to convert to 16 bits; None if its output stays float32.
+        """The value, among those that a kernel computes, to convert to 16 bits.
 
-        This is the operand of the data movements that end the group, or the output if no movement
-        ends it.
+        This is the output of the kernel. If data movements end the kernel, it is their operand
+        instead, so that they move 16-bit elements. The result is None if the output stays float32.
         """
         if group.output not in self._crossing:
             return None
@@ -326,8 +331,8 @@ class _MixedPrecision:
     def _inputs(self, node: Node, narrow: int, wide: dict[str, str]) -> tuple[str, ...]:
         """The operands of a node in the types in which the node reads them.
 
-        The first `narrow` operands have the 16-bit type, and the others float32. `wide` has the
-        float32 values of the group.
+        The first `narrow` operands have the 16-bit type, and the others float32. `wide` maps values
+        to their float32 versions in the kernel of the node.
         """
         first = (self._as_stored(value) for value in node.inputs[:narrow])
         return (*first, *(self._in_float32(value, wide) for value in node.inputs[narrow:]))
@@ -355,8 +360,8 @@ class _MixedPrecision:
     def _in_float32(self, value: str, wide: dict[str, str]) -> str:
         """The name of a value in float32.
 
-        A value that is stored in 16 bits is converted once per group; `wide` has the converted
-        values.
+        A value that is stored in 16 bits is converted once per kernel. `wide` maps the values that
+        were converted or computed in this kernel to their float32 versions.
         """
         value = self._again.get(value, value)
         if value not in self._stored or value in self._source.constants:
@@ -367,9 +372,9 @@ class _MixedPrecision:
         return wide[value]
 
     def _add(self, node: Node, wide: dict[str, str]) -> None:
-        """Add a node whose result is float32, and record the result for the rest of the group.
+        """Add a node whose result is float32, and record the result for later nodes of the kernel.
 
-        `wide` has the float32 values of the group.
+        The result is added to `wide`, which maps values to their float32 versions in the kernel.
         """
         self._edit.put(node)
         wide[node.output] = node.output

@@ -95,8 +95,8 @@ def optimise(
         observer: called with the name of each pass, and the graph after it.
         timings: counts the time of each pass.
         without: names of passes that do not run.
-        factor: maps a stored integer type to the type in which the target multiplies it; None if
-            the target does not multiply it as an integer.
+        factor: maps a stored integer type to the type in which the target multiplies it, or to None
+            if the target does not multiply it as an integer.
         stored: the type in which the pass `mixed_precision` stores values, except in bodies. A
             graph whose products all have one 16-bit float type keeps that type.
         repeated: whether the graph is the body of a loop, as for the pass `mixed_precision`.

@@ -162,9 +162,9 @@ _FLOATS = (DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
 def rewrite(graph: Graph, rule: Rule) -> Graph:
-    """Apply a rule to every node of a graph and remove unused nodes.
+    """Return the graph after applying a rule to every node; unused nodes are removed.
 
-    A graph in which no node changes is returned unchanged.
+    If the rule replaces no node, the graph is returned unchanged, including unused nodes.
     """
     rewriter = Rewriter(graph)
     return rewriter.finish() if rewriter.apply(rule) else graph

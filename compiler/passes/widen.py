@@ -15,11 +15,10 @@ once: at the model's outputs, or where `mixed_precision` stores values in 16 bit
 therefore closer to exact arithmetic, and not bit-identical to a program that rounds after each
 operator.
 
-If all products have one 16-bit type, the pass `mixed_precision` runs afterwards. It decides in
-which type values are stored; sums are float32. Other 16-bit values are converted only where
-operators compute with them. Data movements and selections among 16-bit values keep the type,
-factors of products are stored in 16 bits, and conversions from other types round, as the model
-states.
+If all products of the graph have factors of one 16-bit type, the pass `mixed_precision` runs
+afterwards with this type, and decides which values are stored in 16 bits. Values of another 16-bit
+type keep it in three cases: as operands and results of data movements and selections, as factors of
+products, and as results of casts. Otherwise, they become float32 as well.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ class _Widening:
             self._stored.add(node.output)
 
     def _stays(self, node: Node) -> bool:
-        """Whether a node of the original graph is copied, and not computed in float32."""
+        """Whether a node is copied with its 16-bit types, instead of being computed in float32."""
         if _is_opaque(node):
             return True
         output = self._source.types[node.output].dtype

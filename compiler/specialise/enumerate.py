@@ -54,8 +54,8 @@ def enumerate_segments(
 
     Raises:
         CompilerError: if no segment after a boundary compiles for sizes above 0; if the data may
-            select more than `PROGRAMS_LIMIT` programs at a boundary; or if integers that are not
-            sizes select programs.
+            select more than `PROGRAMS_LIMIT` programs at a boundary; or if programs are selected by
+            elements that are neither sizes nor booleans, or whose number is dynamic.
     """
     waiting: list[SegmentBoundary[P]] = [first]
     while waiting:
@@ -70,8 +70,8 @@ def _stages(
 ) -> dict[SegmentGuard, ModelSegment[P]]:
     """Compile the segments after a boundary, and return them by guard.
 
-    Sizes get no segment if the model is invalid for them or no program compiles. A run with such
-    sizes raises an error.
+    No segment is returned for sizes for which the model is invalid or the compilation fails. A run
+    with such sizes raises an error.
     """
     tried: dict[SegmentGuard, ModelSegment[P] | None] = {}
     first: CompilerError | None = None
@@ -175,7 +175,7 @@ def _too_many(count: int) -> InvalidArgumentError:
 
 
 def _own(crossing: LiveIn) -> tuple[str, ...]:
-    """The names of a live-in's elements, if they determine sizes; else empty."""
+    """The names of a live-in's elements, if these elements are sizes; otherwise empty."""
     if not crossing.deciding or crossing.dtype.numpy.kind not in "iu" or not _count(crossing):
         return ()
     return tuple(f"{crossing.label}_{k}" for k in range(_count(crossing)))
