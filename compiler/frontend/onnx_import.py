@@ -293,7 +293,8 @@ class ModelImport:
     def _output(self, value: str, info: ValueInfoProto, nodes: NodeImporter) -> str:
         """Check a tensor output against the file, and return the value for the graph's output.
 
-        If the value stands for strings, a new node records the table of strings.
+        If the value holds positions in a table of strings, the result is a new node that records
+        the table.
         """
         trim = self._builder.trim(value)
         labels = self._builder.labels.get(value)
@@ -331,10 +332,12 @@ class ModelImport:
     def _check_texts(self, labels: Labels, info: ValueInfoProto) -> None:
         """Check an output whose int64 values stand for strings, or for the dictionaries of ZipMap.
 
+        Each value is a position in the table `labels`.
+
         Raises:
             InvalidModelError: if the file states a numeric element type for strings.
-            UnsupportedOperatorError: if the strings come from an input: the program then has only
-                the position of a string in a table, not the string itself.
+            UnsupportedOperatorError: if an element may be any string of an input: the table has one
+                entry for all strings that are not in the model.
         """
         if OTHER in labels.keys:
             opset = self._opsets.get("", NEWEST_OPSET)

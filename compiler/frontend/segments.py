@@ -332,8 +332,9 @@ def continuation_of(
 def _named(
     name: str, elements: Sequence[str], values: MutableMapping[str, str | None]
 ) -> list[str]:
-    """The ONNX names of a sequence's elements, in order.
+    """Return the ONNX names of a sequence's elements, in order.
 
+    `name` is the name of the sequence, and `elements` are values of the graph under construction.
     An element without an ONNX name gets the name `NAME//INDEX`, which is added to `values`.
     """
     known = {value: key for key, value in values.items() if value is not None}

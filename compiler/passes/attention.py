@@ -416,10 +416,11 @@ def _emit(
 def _batch_and_heads(
     rewriter: Rewriter, operand: str, scores: tuple[int, ...]
 ) -> tuple[int, int] | None:
-    """The batch and the number of heads of an operand, from its leading dimensions.
+    """Split the leading dimensions of an operand into the batch and the number of heads.
 
     `scores` are the leading dimensions of the scores. They are used instead of the operand's if
-    they have the same product and there are more of them. Returns None if there are more than two.
+    they have the same product and there are more of them. One leading dimension is the number of
+    heads, of a batch of 1. Returns None if there are more than two leading dimensions.
     """
     own = rewriter.shape(operand)[:-2]
     chosen = scores if len(scores) > len(own) and prod(scores) == prod(own) else own

@@ -77,7 +77,8 @@ def _product(rewriter: Rewriter, node: Node) -> str | None:
 def _weight(rewriter: Rewriter, value: str, *, along_rows: bool) -> _Weight | None:
     """Recognise a matrix that is dequantised from a block-scaled constant; None for others.
 
-    Blocks divide the rows if `along_rows`, else the columns.
+    If `along_rows`, consecutive elements of a row share a scale; otherwise, consecutive elements of
+    a column.
     """
     node = rewriter.producer(value)
     if node is not None and node.op == "transpose" and ints(node.attrs, "perm") == (1, 0):
@@ -119,8 +120,9 @@ def _unsigned(
 ) -> _Weight | None:
     """Convert a block-scaled constant to a `_Weight` of unsigned 4-bit integers.
 
-    8-bit integers are used if a value does not fit in 4 bits. Returns None if the block size is not
-    supported.
+    8-bit integers are used if a value does not fit in 4 bits. If `along_rows`, the blocks lie along
+    the last dimension of `stored`; otherwise, along the one before it. Returns None if the block
+    size is not supported.
     """
     signed = stored.dtype == np.int8
     low, high = (min(int(stored.min()), int(zero.min())), max(int(stored.max()), int(zero.max())))

@@ -6,10 +6,10 @@ Before:                                     After:
     %2 = matmul(%1, %9)
 
 Each matrix holds int8 or uint8 values minus a zero point. As in `integer_products`, the right
-factor is int8, and the left factor has the type that the target multiplies. The corrections contain
-sums of the rows of the left factor and of the columns of the right one. Both are computed at run
-time, because neither matrix is a constant. `quantised_activation_products` does the same for
-factors with scales.
+factor is int8, and the left factor has the type that the target multiplies; both are int16 if the
+target's only fast integer product is the one of pairs of int16. The corrections contain sums of the
+rows of the left factor and of the columns of the right one. Both are computed at run time, because
+neither matrix is a constant. `quantised_activation_products` does the same for factors with scales.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ minus their zero points."""
 
 
 def integer_activation_products(graph: Graph, factor: IntegerFactor = unsigned) -> Graph:
-    """Replace products of two int32 matrices by products of the 8-bit matrices that they come from.
+    """Replace products of two int32 matrices by products of the stored 8-bit matrices.
 
     `factor` maps a stored type to the type in which the target multiplies it.
     """
@@ -51,7 +51,7 @@ def integer_activation_products(graph: Graph, factor: IntegerFactor = unsigned) 
 def activation_product(
     rewriter: Rewriter, node: Node, *, scaled: bool, factor: IntegerFactor
 ) -> str | None:
-    """Emit a product of two `IntegerSource`s as an 8-bit product with int32 sums.
+    """Emit a product of two matrices that are dequantised from 8-bit integers, with int32 sums.
 
     Returns the name of the result, or None if the node is not such a product. If `scaled`, both
     factors must have a scale; otherwise neither may have one. `factor` maps a stored type to the

@@ -67,7 +67,7 @@ def integer_products(graph: Graph, factor: IntegerFactor = unsigned) -> Graph:
 def integer_product(
     rewriter: Rewriter, node: Node, *, scaled: bool, factor: IntegerFactor
 ) -> str | None:
-    """Emit a product of an `IntegerSource` and a constant weight as a product of integers.
+    """Emit a product of dequantised values and a constant weight as a product of integers.
 
     The integers have 8 or 16 bits. Returns the name of the result, or None if the node is not such
     a product. If `scaled`, both factors must have a scale; otherwise neither may have one. `factor`
@@ -282,8 +282,9 @@ def _window_sums(
 ) -> str:
     """Emit the int32 sum of an image in each window of a convolution.
 
-    The result has shape (N, 1, ...), with sums over all channels. In a convolution with groups, it
-    has shape (N, filters, ...), with sums over the channels that each filter reads.
+    `filters` is the shape of the weights. The result has shape (N, 1, ...), with sums over all
+    channels. In a convolution with groups, it has shape (N, filters[0], ...), with sums over the
+    channels that each filter reads.
     """
     if attrs.get("group", 1) != 1:
         ones = rewriter.constant(np.ones(filters, np.int8), f"{x}.ones")

@@ -1,4 +1,4 @@
-"""Products of two dequantised matrices (QDQ attention), by 8-bit dot-product instructions.
+"""Products of two dequantised matrices (QDQ attention), as products of integers with int32 sums.
 
 Before:                                             After:
     %1 = matmul((%0 - y) * s, (%8 - z) * t)             %2 = matmul(%0, %8) - corrections
@@ -7,7 +7,8 @@ Before:                                             After:
 Both matrices are computed at run time. `integer_activation_products` describes the int32 sums,
 which are exact. The pass runs after `attention`: if attention weights are not quantised between
 softmax and product, one fused kernel in floats remains, which is faster. Like `quantised_products`,
-the pass is omitted for targets without a dot-product instruction for 8-bit integers.
+the pass is omitted for targets whose products of 8-bit integers are not faster than those of
+float32 (`Target.multiplies_bytes`).
 """
 
 from __future__ import annotations

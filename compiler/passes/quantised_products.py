@@ -1,4 +1,4 @@
-"""Products of dequantised values and weights (QDQ), by 8-bit dot-product instructions.
+"""Products of dequantised values and weights (QDQ), as products of integers with int32 sums.
 
 Before:                                             After:
     %1 = conv((%0 - z) * s, (w - v) * t, b)             %2 = conv(%0 padded by z, w - v, -z * sum)

@@ -17,8 +17,8 @@ operator.
 
 If all products of the graph have factors of one 16-bit type, the pass `mixed_precision` runs
 afterwards with this type, and decides which values are stored in 16 bits. Values of another 16-bit
-type keep it in three cases: as operands and results of data movements and selections, as factors of
-products, and as results of casts. Otherwise, they become float32 as well.
+type keep it where no operator computes with them in float32: in data movements, selections, casts,
+native functions and control flow. Factors of products keep it too.
 """
 
 from __future__ import annotations

@@ -187,7 +187,10 @@ def _count(crossing: LiveIn) -> int:
 
 
 def _parts(cut: SegmentBoundary[P], name: str) -> list[int]:
-    """The smallest size above 0 of each interval into which a dimension's range is split."""
+    """The smallest size above 0 of each interval into which a dimension's range is split.
+
+    `name` is the dimension, and `cut` the boundary that has its split points.
+    """
     whole = cut.reads.ranges.get(name) or default_range(name)
     least = max(whole.low, 1) * whole.multiple
     inside = (end for end in sorted(cut.ends.get(name, ())) if end > least and end in whole)

@@ -140,7 +140,10 @@ def make_first_segment(cut: SegmentBoundary[P], make: Make[P], hints: Mapping[st
 
 
 def _others(cut: SegmentBoundary[P], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yield sizes near `sizes` that lie in other intervals, whose programs may compile."""
+    """Yield sizes near `sizes` that lie in other intervals.
+
+    The model may be valid for them, although it is invalid for `sizes`.
+    """
     for name, ends in cut.ends.items():
         for end in ends:
             yield {**sizes, name: end - 1 if sizes[name] >= end else end}
@@ -158,8 +161,8 @@ def _split(
 ) -> bool:
     """Split ranges at the sizes where the result of the condition in `error` changes.
 
-    The ranges are those of the guard `facts`, and `exact` has the sizes of the run. Returns whether
-    a split was added to the boundary.
+    The ranges are those of the guard `facts`. `exact` has the sizes of the run that needs the
+    program. Returns whether a split was added to the boundary `cut`.
     """
     ranges = {d.name: d for d in facts.open}
     added = False
@@ -220,9 +223,9 @@ def _narrower(
 ) -> Mapping[str, Dimension] | None:
     """Return narrower ranges in which the result of the condition in `error` is constant.
 
-    The result has the ranges that change, by dimension. They contain the sizes of the run (`exact`)
-    if possible. Otherwise only one range changes, and the new range is near these sizes. Returns
-    None if no such ranges are found.
+    The result has the ranges that change, by dimension. They contain the sizes of the run that
+    needs the program (`exact`) if possible. Otherwise only one range changes, and the new range is
+    near these sizes. Returns None if no such ranges are found.
 
     If the data determine the sizes, the ranges that contain the most sizes are returned. For an
     equality, the result may be None: `_ends` then splits the range at the size for which the

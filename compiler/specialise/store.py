@@ -358,8 +358,8 @@ class _Source:
     def states(self, locations: Iterable[str]) -> dict[str, tuple[int, ...]]:
         """The state of each external-data file, to detect changes.
 
-        A state is the device, inode, size and modification time of the file, as `_state` returns
-        it; empty for a missing file. The keys are the locations in the model.
+        A state is the device, inode, size and modification time of the file; it is empty for a
+        missing file. The keys are the locations in the model.
         """
         if not isinstance(self.model, Path):
             return {}
