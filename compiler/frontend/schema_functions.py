@@ -72,8 +72,8 @@ def schema_function(
 def _with_fitting_constants(body: FunctionProto, opset: int) -> FunctionProto:
     """The body, with float32 constants cast to the type of the operands they are combined with.
 
-    Some bodies use such a constant for every operand type: MeanVarianceNormalization adds one to a
-    deviation, which may be float16.
+    Some bodies combine a float32 constant with operands of any float type. For example,
+    MeanVarianceNormalization adds its epsilon, a float32 constant, to a deviation of type float16.
     """
     numbers = {node.output[0] for node in body.node if _is_float32(node)}
     nodes: list[NodeProto] = []

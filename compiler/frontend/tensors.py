@@ -136,7 +136,7 @@ def _nibbles(raw: bytes | Bytes, dtype: DType, shape: tuple[int, ...]) -> np.nda
     """Unpack 4-bit elements to an array with one byte per element.
 
     Each byte of `raw` holds two elements, the first in the low half. `dtype` is int8 for signed
-    elements, whose sign is extended.
+    elements, whose sign is extended, and uint8 for unsigned ones.
     """
     packed = np.frombuffer(raw, np.uint8)
     elements = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)[: prod(shape)]

@@ -87,7 +87,8 @@ def imported_scan(node: OnnxNode, body: LoopBody) -> list[str]:
 def _batched_scan(node: OnnxNode, body: LoopBody) -> list[str]:
     """Import a Scan of opset 8, whose operands have a leading batch dimension.
 
-    The Scan is imported once per element of the batch. Each step reads a slice of dimension 1.
+    The Scan is imported once per element of the batch, and scans dimension 1 of its inputs. Returns
+    the results, in which dimension 0 is the batch again.
     """
     if node.optional(0) is not None:
         raise node.unsupported("sequence_lens (input 0) of opset 8")
@@ -283,8 +284,9 @@ def _looped_loop(
 ) -> list[str]:
     """Import a Loop as a control-flow node.
 
-    The number of steps may be computed at run time, from the trip count and the end condition.
-    `trips` is the trip count, or None if it is unknown at import.
+    Returns the states after the last step, then the stacked results of all steps. The number of
+    steps may be computed at run time, from the trip count and the end condition. `trips` is the
+    trip count, or None if it is unknown at import.
     """
     if not node.builder.sequences.keys().isdisjoint(states):
         raise node.unsupported("a state is a sequence, which is not implemented")
@@ -313,6 +315,8 @@ def _spelled_loop(
     tried: bool,
 ) -> list[str]:
     """Import a Loop by unrolling it; the end condition must be known at import after each step.
+
+    Returns the states after the last step, then the stacked results of all steps.
 
     Args:
         node: the Loop.

@@ -319,9 +319,10 @@ def _lowest(fill: float, added: bool) -> float:
 
 
 def _least(low: float) -> float:
-    """Return the lowest number that may be selected for hidden keys.
+    """Return the lowest number by which a `where` may replace hidden scores.
 
-    This is the lowest finite float32 if `low`, the number that hides a key, is finite; else -inf.
+    The model's own number for hidden scores may overflow when it is scaled. If `low`, the number
+    before scaling, is finite, the limit is the lowest finite float32; otherwise it is -inf.
     """
     return float(np.finfo(np.float32).min) if np.isfinite(low) else low
 

@@ -9,7 +9,7 @@ Before:                                             After:
 A pointwise convolution mixes channels and an interpolation mixes pixels, both linearly. They
 therefore commute, and the convolution then runs on fewer pixels. The decoder of SegFormer (Xie et
 al., 2021), which enlarges, joins and mixes features of several sizes, then needs a third of the
-multiplications. A bias commutes with weights that sum to 1.
+multiplications. A bias commutes with an interpolation whose weights sum to 1.
 """
 
 from __future__ import annotations

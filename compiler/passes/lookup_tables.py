@@ -58,7 +58,7 @@ def _tabled(rewriter: Rewriter, node: Node) -> str | None:
 def _is_costly(rewriter: Rewriter, node: Node) -> bool:
     """Whether an operator takes longer than a lookup in a table, or is a lookup itself.
 
-    Division by a constant is as cheap as multiplication.
+    A division by a constant does not take longer, because it can be a multiplication.
     """
     if node.op == "div" and rewriter.array(node.inputs[1]) is not None:
         return False

@@ -54,14 +54,19 @@ Pattern = Any_ | Number | Apply
 
 
 def match(rewriter: Rewriter, value: str, pattern: Pattern) -> Bindings | None:
-    """Return the bindings under which the pattern matches the value; None if it does not."""
+    """Match a pattern with a value.
+
+    Returns the values that the names of the pattern are bound to; None if the pattern does not
+    match.
+    """
     return next(_match(rewriter, value, pattern, {}), None)
 
 
 def match_node(rewriter: Rewriter, node: Node, pattern: Apply) -> Bindings | None:
-    """Return the bindings under which the pattern matches a node; None if it does not.
+    """Match a pattern with a node.
 
-    The node may still be under construction, without a value in the graph.
+    Returns the values that the names of the pattern are bound to; None if the pattern does not
+    match. The node may still be under construction, without a value in the graph.
     """
     if node.op != pattern.op or len(node.inputs) != len(pattern.args):
         return None

@@ -10,9 +10,9 @@ Before:                                     After:
     output present
 
 Exporters of GPT-2 stack the keys and values of a layer in this way, and so does com.microsoft's
-Attention. Their new rows are concatenated first, and then appended to the old rows. The first
-operand of the output's concatenation is therefore the input itself, and `growing_caches` recognises
-the cache. In algebra: the exchange of two concatenations.
+Attention. The pass concatenates the new keys and the new values first, and then appends the result
+to the old rows. The first operand of the output's concatenation is therefore the input itself, and
+`growing_caches` recognises the cache. In algebra: the exchange of two concatenations.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def make_segment(
     """Compile a segment and add it to the boundary before it.
 
     Returns None if one program cannot serve all sizes of the guard. Then either a range was split,
-    or `SegmentBoundary.reason` states why each combination of sizes needs its own program.
+    or the boundary records why each combination of sizes needs its own program.
 
     Args:
         cut: the boundary before the segment.
@@ -90,7 +90,7 @@ def _note(
 
     A range is split if the error names a condition that depends on sizes. Otherwise, the boundary
     records the error, so that each combination of sizes gets its own program. `facts` is the guard,
-    and `exact` has the sizes of the run.
+    and `exact` has the sizes of the run that needs the program.
     """
     match error:
         case DynamicSizeError() if _split(cut, facts, exact, error):
@@ -223,13 +223,13 @@ def _narrower(
 ) -> Mapping[str, Dimension] | None:
     """Return narrower ranges in which the result of the condition in `error` is constant.
 
-    The result has the ranges that change, by dimension. They contain the sizes of the run that
-    needs the program (`exact`) if possible. Otherwise only one range changes, and the new range is
-    near these sizes. Returns None if no such ranges are found.
+    The result has the ranges that change, by dimension. For sizes of the model's inputs
+    (`cut.whole`), they contain the sizes of the run that needs the program (`exact`) if possible.
+    Otherwise only one range changes, and the new range is near these sizes. For sizes that the data
+    determine, the result has the ranges that contain the most sizes.
 
-    If the data determine the sizes, the ranges that contain the most sizes are returned. For an
-    equality, the result may be None: `_ends` then splits the range at the size for which the
-    equality holds.
+    Returns None if no such ranges are found. For sizes that the data determine, the result is also
+    None if the condition is an equality, or if the boundary already has segments.
     """
     sizes = dict(exact.sizes)
     if not cut.whole and (cut.made or not is_dynamic(error.undecided)):
