@@ -116,7 +116,7 @@ def _log_normal(x: Expr) -> Expr:
 
 
 def _log_of_parts(exponent: Expr, f: Expr, correction: Expr | None) -> Expr:
-    """Return log(2**exponent * (1 + f + correction)).
+    """Return log(2**exponent * (1 + f + correction)); a correction of None counts as 0.
 
     The sum adds small terms before large ones, to reduce rounding errors.
     """

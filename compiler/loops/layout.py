@@ -62,7 +62,11 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """Parse the text of a layout, as `str(layout)` returns it: `0/16 1 2 0%16`, or `row`."""
+        """Parse the text of a layout, as `str(layout)` returns it.
+
+        For example, `0/16 1 2 0%16` has four physical axes: axis 0 in blocks of 16, axes 1 and 2,
+        and the positions within a block of axis 0. `row` is the row-major layout.
+        """
         if text.strip() == "row":
             return ROW_MAJOR
         return Layout(tuple(_parse_factor(part) for part in text.split()))

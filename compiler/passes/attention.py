@@ -235,10 +235,10 @@ def _factor(rewriter: Rewriter, node: Node) -> tuple[str, float]:
 
 
 def _unscaled(rewriter: Rewriter, value: str) -> tuple[str, float]:
-    """Remove the scale from an operand of the product of queries and keys.
+    """Split a scaled operand of the product of queries and keys into the operand and the factor.
 
-    Returns the operand without the scale, and the factor. The scale of the keys must be applied
-    after their transpose.
+    A value that is not scaled gives itself and the factor 1. For the keys, `value` is the
+    transposed keys.
     """
     node = rewriter.producer(value)
     if node is None or node.op not in ("mul", "div"):
@@ -420,8 +420,8 @@ def _batch_and_heads(
     """Split the leading dimensions of an operand into the batch and the number of heads.
 
     `scores` are the leading dimensions of the scores. They are used instead of the operand's if
-    they have the same product and there are more of them. One leading dimension is the number of
-    heads, of a batch of 1. Returns None if there are more than two leading dimensions.
+    they have the same product and there are more of them. A single leading dimension is the number
+    of heads; the batch is then 1. Returns None if there are more than two leading dimensions.
     """
     own = rewriter.shape(operand)[:-2]
     chosen = scores if len(scores) > len(own) and prod(scores) == prod(own) else own

@@ -94,7 +94,7 @@ def _right_type(stored: DType, factor: IntegerFactor) -> DType:
 
 
 def _are_matrices(rewriter: Rewriter, *sides: IntegerSource) -> bool:
-    """Whether all sources are matrices, each with a single zero point and at most one scale."""
+    """Whether all sources are matrices, each with a constant zero point and at most one scale."""
     ranks = [len(rewriter.shape(side.value)) for side in sides]
     single = [side.scale is None or not side.scale.ndim for side in sides]
     zeros = [number_of(rewriter, side.zero) is not None for side in sides]

@@ -155,7 +155,10 @@ def every_value(dtype: DType) -> np.ndarray:
 
 
 def values_of(rewriter: Rewriter, source: str, nodes: list[Node]) -> np.ndarray:
-    """Evaluate the nodes, by the operators' references, for each value of the source's type."""
+    """Evaluate the nodes for each value of the source's type, in the order of the values' bits.
+
+    The references of the operators compute the values.
+    """
     values: dict[str, np.ndarray] = {source: every_value(rewriter.type(source).dtype)}
     for node in nodes:
         operands = []

@@ -386,7 +386,10 @@ class _MixedPrecision:
 
 
 def _product(group: Group) -> Node | None:
-    """The node of a group that multiplies matrices or convolves, if it has one."""
+    """The node of a kernel that multiplies matrices or convolves, if the kernel has one.
+
+    `group` has the nodes of the kernel.
+    """
     return next((node for node in group.nodes if node.op in FACTORS), None)
 
 

@@ -101,7 +101,8 @@ def _gather(rewriter: Rewriter, node: Node) -> str | None:
 def _counted_indices(rewriter: Rewriter, node: Node) -> str | None:
     """Replace a gather of consecutive indices `first, first + 1, ...` by a slice.
 
-    Returns None for other gathers, and if the number of indices is not dynamic.
+    The number of indices must be dynamic; `_gather` handles constant indices. Returns None for
+    other gathers, and if the ranges of the sizes do not prove that all indices are in bounds.
     """
     shape, places = rewriter.shape(node.inputs[0]), rewriter.shape(node.inputs[1])
     long = [extent for extent in places if extent != 1]

@@ -75,7 +75,7 @@ class _Cache:
     parts: Sequence[_Part]
 
     def starts(self) -> Iterable[tuple[_Part, Shape]]:
-        """Yield each part, and the position in the output at which it starts."""
+        """Yield each part, and the index of its first element in the output."""
         at = 0
         for part in self.parts:
             yield part, tuple(at if dim == self.outer else 0 for dim in range(len(part.shape)))

@@ -135,9 +135,10 @@ def source_of(rewriter: Rewriter, value: str) -> IntegerSource | None:
 
 
 def _moved_source(rewriter: Rewriter, node: Node) -> IntegerSource | None:
-    """Recognise a data movement or max pool of dequantised values, and apply it to their integers.
+    """Recognise a data movement or max pool whose operands are dequantised values.
 
-    All operands must have the same scale and zero point; otherwise the result is None.
+    Emits the same operator on the stored integers, and returns its result as the source. Returns
+    None unless all operands have the same constant zero point and the same scale.
     """
     operands = moved_operands(node)
     found = [part for value in operands if (part := source_of(rewriter, value)) is not None]

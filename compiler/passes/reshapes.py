@@ -88,9 +88,10 @@ def _sink(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _follows_kernel(rewriter: Rewriter, value: str) -> bool:
-    """Whether a kernel computes a value, with at most a transpose after it.
+    """Whether a value is the result of a kernel, or a transpose of such a result.
 
-    Such a transpose is moved as well, so that it does not prevent fusion.
+    The transpose can be moved after the elementwise operators too, so that these can be fused with
+    the kernel.
     """
     node = rewriter.producer(value)
     if node is not None and node.op == "transpose":

@@ -46,7 +46,10 @@ class Rewriter(Edit):
         return self.types[value].shape
 
     def array(self, value: str) -> np.ndarray | None:
-        """Return the array of a constant; None for other values and for bfloat16 (raw bits)."""
+        """Return the array of a constant; None for other values.
+
+        The result is also None for bfloat16 constants, whose arrays hold raw bits.
+        """
         if value in self.types and self.types[value].dtype is DType.BFLOAT16:
             return None
         return self.constants.get(value)

@@ -178,7 +178,7 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Atomically exchange the names of two folders; false if the system does not support it."""
+    """Exchange the names of two folders atomically; return whether the system supports this."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     if rename is None:
         return False
