@@ -1,4 +1,4 @@
-"""Import of nodes whose operands have a dimension whose extent the data determine.
+"""Import of nodes with operands that have an extent that is known only at run time.
 
 Before:                                   After:
     %1 = trim(%0, %n) {axis=1}                %2 = transpose(%0) {perm=(1, 0)}
@@ -71,10 +71,10 @@ def _elementwise() -> frozenset[tuple[str, str]]:
 
 
 def _broadcast(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
-    """Return the dimension along which the result of a broadcasting node must be trimmed.
+    """Return the dimension along which a `trim` must cut the result of a broadcasting node.
 
-    The result has the largest possible extent along this dimension, and a `trim` after the node
-    cuts it to the actual extent. Returns None if the node cannot be imported in this way.
+    The node is imported with the largest possible extent along this dimension, and the `trim` cuts
+    its result to the actual extent. Returns None if the node cannot be imported in this way.
 
     `axes` maps the positions of trimmed operands to their trimmed dimensions. These must be the
     same dimension, counted from the last. Other operands must have extent 1 along it.

@@ -46,8 +46,7 @@ def fma(a: Expr | float, b: Expr | float, c: Expr | float) -> Expr:
 def maximum(a: Expr | float, b: Expr | float) -> Expr:
     """Return the maximum of two operands as an expression.
 
-    A NaN operand gives NaN if the other operand is a constant. Otherwise, if either operand is NaN,
-    the result is `b`.
+    If either operand is NaN, the result is NaN if one of the operands is a constant, else `b`.
     """
     return op(Operation.MAX, a, b)
 
@@ -55,8 +54,7 @@ def maximum(a: Expr | float, b: Expr | float) -> Expr:
 def minimum(a: Expr | float, b: Expr | float) -> Expr:
     """Return the minimum of two operands as an expression.
 
-    A NaN operand gives NaN if the other operand is a constant. Otherwise, if either operand is NaN,
-    the result is `b`.
+    If either operand is NaN, the result is NaN if one of the operands is a constant, else `b`.
     """
     return op(Operation.MIN, a, b)
 

@@ -1,8 +1,9 @@
 """The loop-nest IR: schedules lower workloads to it, and code generation reads it.
 
 A kernel is a list of stages with a barrier between them; a stage is a list of nests; a nest is a
-tree of `For` with `Compute` at the leaves. A `Compute` evaluates one tensor expression for the
-points of its register tile. Extents, shapes and indices may be dynamic sizes; steps are integers.
+tree of `For` with `Compute` at the leaves. A `Compute` evaluates one tensor expression at each
+point of its register tile, that is, for each combination of values of the unrolled axes. Extents,
+shapes and indices may be dynamic sizes; steps are integers.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ def _selected(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
 def _added(rewriter: Rewriter, mask: _Mask, low: float) -> _Mask:
     """Convert the mask `where(seen, x, c)` to the sum `x + where(seen, 0, low)`.
 
-    `low` is the number to add to hidden scores (`_lowest`).
+    `low` is a number so low that adding it hides a score.
     """
     known = rewriter.array(mask.value)
     numbers = [np.array(end, np.float32) for end in _ends(mask, 0.0, low)]
@@ -451,9 +451,10 @@ def _in_scores(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str |
 
 
 def _mask_in_heads(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str | None:
-    """A mask's value, reshaped as in `_in_scores` and multiplied by the mask's factor.
+    """A mask's value, reshaped for the attention operator and multiplied by the mask's factor.
 
-    `heads` is (batch, heads). Returns None if the value cannot be reshaped.
+    The result broadcasts to (batch, heads, queries, keys); `heads` is (batch, heads). The result is
+    None if the value cannot be reshaped.
     """
     value = _in_scores(rewriter, mask, heads)
     if value is None or mask.factor == 1.0:
