@@ -95,7 +95,7 @@ def _broadcast(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
 
 
 def _concat(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
-    """Return the dimension along which the result of a Concat must be trimmed, as in `_broadcast`.
+    """Return the dimension along which a `trim` must cut the result of a Concat.
 
     `axes` maps the positions of trimmed operands to their trimmed dimensions. Returns None unless
     all operands are trimmed along the same dimension, and the Concat joins them along another one.
@@ -117,7 +117,7 @@ def _transpose(node: OnnxNode, _position: int, axis: int) -> int | None:
 
 
 def _gather(node: OnnxNode, position: int, axis: int) -> int | None:
-    """Return the dimension along which the result of a Gather must be trimmed, as in `_broadcast`.
+    """Return the dimension along which a `trim` must cut the result of a Gather.
 
     The operand at `position` (0 for the data, 1 for the indices) is trimmed along `axis`. Returns
     None if the data are trimmed along the gathered dimension.
@@ -146,7 +146,7 @@ def _unsqueeze(node: OnnxNode, _position: int, axis: int) -> int | None:
 
 
 def _reshape(node: OnnxNode, _position: int, axis: int) -> int | None:
-    """Return the dimension along which the result of a Reshape must be trimmed, as in `_broadcast`.
+    """Return the dimension along which a `trim` must cut the result of a Reshape.
 
     The operand is trimmed along `axis`. Returns None unless the new shape keeps this dimension:
     copied from the operand (0) or inferred (-1).
