@@ -9,9 +9,9 @@ from tilewright.compiler.sizes import Size, at, check_values, dimensions, is_dyn
 
 
 class SameAxisError(Exception):
-    """Raised if a substitution gives the same size to two axes with the same name.
+    """Raised if a substitution gives the same extent to two axes with the same name.
 
-    The axes have different dynamic extents. With equal sizes, they would become the same axis, and
+    The axes have different dynamic extents. With equal ones, they would become the same axis, and
     the nest would change its meaning.
     """
 

@@ -63,11 +63,11 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
         )
 
     def positions(outer: int, capacity: int, start: int, count: int) -> str:
-        """Emit the flat positions at which new rows are written to a buffer.
+        """Emit the numbers of the rows of a buffer into which new rows are written.
 
-        The buffer consists of `outer` blocks of `capacity` rows. In each block, `count` rows are
-        written after the first `start` rows. The result is shared between buffers of the same
-        sizes.
+        The buffer consists of `outer` blocks of `capacity` rows, numbered from 0 throughout. In
+        each block, `count` rows are written after the first `start` rows. Buffers of the same sizes
+        share the result.
         """
         key = (outer, capacity, start, count)
         if key not in places:
