@@ -144,17 +144,20 @@ def nearest_size(dimension: Dimension, wanted: int) -> int:
 
 
 def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[str, int] | None:
-    """Return a dimension's name and the size at which to fix it, so that an error does not recur.
+    """Select a dimension and a fixed size for it, because a dynamic size caused an error.
 
-    The error says that a condition on dynamic sizes holds for only some sizes of their ranges. If
-    the condition is that two sizes are equal, it is solved for one dimension. For example, a text
-    recogniser that squeezes the height of its features needs images of one height. If the condition
-    is another one, or has no solution, return one of its dimensions with its size in `sizes`.
+    The error says that a condition on dynamic sizes holds for only some sizes in their ranges. If
+    the condition is that two sizes are equal, the result solves it. For example, a text recogniser
+    that squeezes the height of its features needs images of one height. If the condition is another
+    one, or has no solution, the result is one of its dimensions with the size in `sizes`.
 
     Args:
         error: the error.
-        sizes: a preferred size of each dimension that may be fixed, by name. If the condition
-            concerns none of these dimensions, the last one is returned; None if `sizes` is empty.
+        sizes: a preferred size of each dimension that may be fixed, by name.
+
+    Returns:
+        The dimension's name, and its size. If the condition concerns no dimension in `sizes`, the
+            last one of `sizes`; None if `sizes` is empty.
     """
     for question in filter(is_dynamic, (error.unequal, error.undecided)):
         asked = [d for d in dimensions(question) if d.name in sizes]

@@ -100,10 +100,14 @@ class SessionDescription:
 
 
 def denoted(source: Path | bytes, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes of a model's dimensions by name, given sizes by ONNX's denotation.
+    """Convert sizes by ONNX denotation to sizes by the name of the dimension.
 
-    A denotation states the meaning of a dimension, such as `DATA_BATCH`, and several dimensions may
-    share one. `source` is the model's path, or its bytes.
+    A denotation states the meaning of a dimension, such as `DATA_BATCH`. Several dimensions may
+    share one, and all of them get its size.
+
+    Args:
+        source: the model's path, or its bytes.
+        sizes: the size for each denotation.
     """
     from tilewright.compiler.frontend.model_file import read_model
 

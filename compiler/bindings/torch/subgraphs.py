@@ -79,7 +79,7 @@ def _repeated(
 ) -> frozenset[fx.Node]:
     """Return the nodes that each part computes for itself, and does not receive from another part.
 
-    These are attributes, sizes, and values that depend only on weights and sizes.
+    These are `get_attr` nodes, sizes, and values that depend only on weights and sizes.
     """
     fixed, found = set(weights), set()
     for node in graph.nodes:
@@ -129,10 +129,10 @@ class _Cutter:
         return found
 
     def sources(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Yield the nodes, in the part of `node` or in earlier parts, whose values `node` needs.
+        """Yield the nodes whose values a part of the graph must have in order to run `node`.
 
-        If each part computes an argument for itself (`repeated`), the nodes that this argument
-        needs are yielded in its place.
+        These are the node's arguments. An argument that each part computes for itself (`repeated`)
+        is replaced by the nodes that this computation needs.
         """
         for each in node.all_input_nodes:
             if each in self.repeated:
@@ -141,10 +141,10 @@ class _Cutter:
                 yield each
 
     def users(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Yield the nodes that need the value of `node`.
+        """Yield the nodes that need the value of `node`, directly or by nodes in `repeated`.
 
-        If such a node is computed by each part for itself (`repeated`), the nodes that need its
-        value are yielded as well.
+        Each part computes the nodes in `repeated` for itself, so a part that uses one of them also
+        needs its arguments.
         """
         for each in node.users:
             yield each

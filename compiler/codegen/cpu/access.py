@@ -64,8 +64,9 @@ class Variable:
         clipped: whether the loop runs only over values at which its loads are in bounds.
         lanes: for a LANE variable, its number of values over a full vector. `count` is smaller if
             the last vector of the axis is only partly used.
-        rows: for a REPEATED variable, one row number per copy of the code. The copies outnumber the
-            rows if the tile is short; the surplus copies repeat the last row.
+        rows: for a REPEATED variable, the row that each copy of the unrolled code computes. If the
+            tile has fewer rows than the code has copies, the surplus copies compute the last row
+            again.
     """
 
     kind: Kind
@@ -124,9 +125,11 @@ class Bound:
     Attributes:
         start: the first index of the tile.
         extent: number of indices in the tile; it may be a dynamic size.
-        rows: for a tile whose number of rows is known only at run time, one row number per copy of
-            the unrolled code. Surplus copies repeat the last row. Empty for any other tile.
-        has_rests: whether a tile with such repeated rows may follow the full tiles of the loop.
+        rows: for a tile whose number of rows is known only at run time, the row that each copy of
+            the unrolled code computes. Surplus copies compute the last row again. Empty for any
+            other tile.
+        has_rests: whether the full tiles of the loop may be followed by a narrower tile that
+            repeats its last row.
     """
 
     start: Linear
@@ -240,8 +243,8 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
 def _quotients(numbers: int, divisor: int) -> int:
     """Return the number of distinct values of `i // divisor` for i from 0 to numbers - 1.
 
-    Both arguments may be formulas over run-time sizes (`Size`). If such a divisor is not known to
-    divide `numbers`, the result is an upper bound.
+    Both arguments may be formulas over run-time sizes (`Size`). If `divisor` is such a formula and
+    is not known to divide `numbers`, the result is an upper bound.
     """
     if is_dynamic(divisor):
         exact = exact_quotient(numbers, divisor)

@@ -36,11 +36,18 @@ def loads_ahead(
     points: Points,
     order: Sequence[Point],
 ) -> Callable[[int], None]:
-    """Return a function that emits the loads for points some steps ahead in `order`.
+    """Return a function that emits a register tile's loads some multiply-adds before their use.
 
-    `order` lists the points of a register tile as they are computed. The caller passes each
-    position in `order` to the function before it computes the point there. The function does
-    nothing if the core executes out of order, or if too few registers are left.
+    The caller calls the function with each position in `order` before it emits the computation
+    there; the function then emits the loads for an entry a few positions later. It does nothing if
+    the core executes out of order, or if too few registers are left.
+
+    Args:
+        context: the state of code generation for the stage.
+        budget: the number of vector registers, and how many of them hold accumulators.
+        accesses: the accesses of the operands.
+        points: the points of the register tile: all combinations of indices on its unrolled axes.
+        order: the points in the order in which they are computed.
     """
     emitter = context.emitter
     found = [
@@ -85,9 +92,11 @@ def loads_ahead(
 def _most_held(held: Sequence[Sequence[tuple[int, ...]]], distance: int) -> int:
     """Return the maximum number of loaded values that are in registers at the same time.
 
+    A value is in a register from its load to its last use.
+
     Args:
-        held: for each point of a register tile, in order, the keys of the values that it uses.
-        distance: how many points before its first use each value is loaded.
+        held: the keys of the values that each step uses, in the order of the steps.
+        distance: the number of steps between the load of a value and its first use.
     """
     last = {key: number for number, keys in enumerate(held) for key in keys}
     live: set[tuple[int, ...]] = set()

@@ -127,10 +127,10 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
 
 
 def _note_added(emitter: Emitter, result: Value, a: Value, b: Value) -> None:
-    """Record that `result` is the sum of a rounded value and a constant, for later simplifications.
+    """Record that `result` is a rounded float plus a constant, for later simplifications.
 
-    `a` and `b` are the operands of the sum. The rounded value is a float, or an 8-bit integer to
-    which a float was rounded. Nothing is recorded for other operands.
+    `a` and `b` are the operands of the addition. Nothing is recorded unless one of them is a
+    constant, and the other a rounded float or an 8-bit integer that was rounded from a float.
     """
     if a.const is not None:
         a, b = b, a
@@ -288,12 +288,11 @@ def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
 
 
 def _rounded_to_odd(emitter: Emitter, value: Value) -> Value:
-    """Emit the rounding of a float64 to a float32 toward zero, marked if it is inexact.
+    """Emit the rounding of a float64 to float32 towards zero; set the last bit if it is inexact.
 
-    The mark is that the last bit is set. Rounding this float32 again, to a 16-bit float, gives the
-    same result as a single rounding of the float64 (Boldo and Melquiond, Emulation of FMA and
-    correctly rounded sums, 2008). The direct conversion to a 16-bit float is a call to a C library
-    function on most targets.
+    If the result is rounded again, to a 16-bit float, this gives the same as a single rounding of
+    the float64 (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008). The direct
+    conversion to a 16-bit float is a call to a C library function on most targets.
     """
     lanes = value.lanes
     number, text = type_text(DType.FLOAT32, lanes), type_text(DType.INT32, lanes)
@@ -381,7 +380,7 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
 
 
 def _held(emitter: Emitter, value: Value) -> Value:
-    """Return a sum that LLVM computes where it is emitted, and does not move.
+    """Return the sum `value` in a form that LLVM computes where it is emitted, and does not move.
 
     On some target families (`Family.holds_sums`), LLVM would otherwise gather the steps of an
     unrolled loop in one expression, so that the factors of all steps occupy registers at once. On

@@ -268,10 +268,11 @@ class ComputeLowering:
     def _accumulator(
         self, combiner: Combiner | Fold, accesses: Accesses, points: Points
     ) -> Callable[[Partial, Point], Partial]:
-        """Return a function that emits one step of the reduction, at a point of the register tile.
+        """Return a function that emits one step of the reduction.
 
-        The function combines an accumulator with the value of the `Compute`'s expression at the
-        point.
+        The function takes the values of an accumulator and a point of the register tile (one index
+        per unrolled axis). It evaluates the `Compute`'s expression at this point, and returns the
+        values of the accumulator combined with the result.
         """
         lanes = self.context.lanes
         if not self.reduces_lanes:
@@ -293,8 +294,9 @@ class ComputeLowering:
     ) -> Callable[[Partial, Point], Partial]:
         """Return a function that emits a reduction step along the lanes of partly used vectors.
 
-        It works like the result of `_accumulator`, but first replaces the values in unused lanes by
-        the neutral element of the reduction.
+        Arguments and result of the function are those of the one that `_accumulator` returns.
+        Before the combination, it replaces the values in unused lanes by the neutral element of the
+        reduction, such as 0 for a sum.
         """
         emitter, lanes = self.emitter, self.context.lanes
         neutral = start(emitter, combiner, self.dtype)
@@ -353,10 +355,11 @@ class ComputeLowering:
         return joined
 
     def _join(self, combiner: Combiner | Fold, values: dict[Key, Partial]) -> dict[Point, Partial]:
-        """Combine the accumulators of each output element, and return the results by point.
+        """Combine the accumulators of each output element to one; return one result per element.
 
-        The several accumulators of an element are combined in a binary tree. If the vector axis is
-        reduced, the lanes of the result are then combined.
+        The keys of the result are the element's indices on the unrolled output axes (its point).
+        The accumulators of an element are combined in a binary tree. If the vector axis is reduced,
+        the lanes are then combined.
         """
         groups: dict[Point, list[Partial]] = {}
         for (point, _), partial in values.items():
@@ -430,9 +433,10 @@ class ComputeLowering:
             held.flush()
 
     def _prepare(self, store: Store, points: Points) -> tuple[Evaluator, Access | RegisterAccess]:
-        """Resolve a store: return a function that emits its value, and the access to its target.
+        """Return a function that emits the value of a store, and the access that is stored to.
 
-        The function takes a point of the register tile and the accumulator's values there.
+        The function takes a point of the register tile (one index per unrolled axis), and the
+        values of the accumulator there.
         """
         value = evaluator(
             self.context,
@@ -489,7 +493,10 @@ class ComputeLowering:
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:
-    """Return a function that maps a point to the tuple of its indices at `positions`."""
+    """Return a function that selects from a point, a tuple of indices, the indices at `positions`.
+
+    For positions (0, 2), it maps (4, 5, 6) to (4, 6).
+    """
     match positions:
         case []:
             return lambda point: ()

@@ -29,9 +29,14 @@ def has_deinterleaving_loads(target: Target) -> bool:
 def paired_vectors(points: Sequence[Point], access: Access) -> dict[Place, Place]:
     """Find pairs of vectors that consist of the even and the odd elements of the same memory.
 
-    The result maps the place of each pair's second vector to the place of its first. A place
-    identifies an element: its byte offset, and its row number in a tile with repeated rows. Each
-    vector belongs to at most one pair. Points out of bounds are ignored.
+    The result maps the place of the vector with the odd elements to the place of its partner. A
+    place identifies the first element of a vector: its byte offset, followed by a row number for
+    each axis on which a tile may repeat its last row. Each vector belongs to at most one pair.
+
+    Args:
+        points: the points of the register tile, one index per unrolled axis. Points at which the
+            access is out of bounds are ignored.
+        access: the access, which loads one vector per point.
     """
     places = _places(points, access)
     size = access.tensor.dtype.bytes
@@ -67,7 +72,11 @@ def load_offsets(points: Sequence[Point], access: Access) -> dict[int, int]:
 
 
 def _places(points: Sequence[Point], access: Access) -> set[Place]:
-    """Return the places that an access reads if its lanes are every second element, else none."""
+    """Return the places of an access's vectors if their lanes are every second element.
+
+    A place is the byte offset of the first element, followed by a row number for each axis on which
+    a tile may repeat its last row. The result is empty for an access with other lanes.
+    """
     step, lanes = 2 * access.tensor.dtype.bytes, len(access.lane_offsets)
     if lanes < 2 or access.packed > 1 or access.indirect_strides:
         return set()

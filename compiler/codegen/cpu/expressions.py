@@ -47,10 +47,10 @@ values of the nodes emitted before, and returns the value."""
 def evaluator(
     context: Context, budget: RegisterBudget, expr: Expr, accesses: Accesses, points: Points
 ) -> Evaluator:
-    """Return a function that emits an expression at a point of the register tile `points`.
+    """Return a function that emits an expression at one point of a register tile.
 
-    The function's arguments are the point and the values of the accumulator, and its result is the
-    value of the expression.
+    The function takes the point (one index per unrolled axis) and the values of the accumulator
+    there, and returns the value of the expression. `points` are all points of the tile.
     """
     numbers: dict[Expr, int] = {}
     steps: list[_Step] = []
@@ -72,8 +72,9 @@ def evaluator(
 def items_evaluator(
     context: Context, budget: RegisterBudget, expr: Expr, accesses: Accesses, points: Points
 ) -> Callable[[Point], Partial]:
-    """Return a function that emits all items of a tuple at a point, and returns their values.
+    """Return a function that emits all items of a tuple expression at one point of a register tile.
 
+    The function takes the point (one index per unrolled axis), and returns the values of the items.
     An expression that is not a tuple counts as a tuple of one item.
     """
     items = [evaluator(context, budget, item, accesses, points) for item in items_of(expr)]

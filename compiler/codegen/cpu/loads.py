@@ -33,7 +33,10 @@ loaded value."""
 
 
 def load_plan(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:
-    """Return a function that loads the elements of an access at any point of a register tile."""
+    """Return a function that emits the load of an access at any point of a register tile.
+
+    A point is one index per unrolled axis; it determines the address.
+    """
     emitter, dtype, is_full = context.emitter, access.tensor.dtype, access.present >= access.packed
     if access.tensor.space is Space.CONSTANT:
         return _constant
@@ -109,9 +112,10 @@ def _takes_elements(emitter: Emitter, dtype: DType) -> bool:
 
 
 def _separate_groups(place: LoadSite) -> Value:
-    """Load the elements of each lane's dot-product group separately, and return the groups.
+    """Load the elements of each lane's dot-product group one by one, and return the groups.
 
-    This serves partial groups if the memory after each is not known to be readable.
+    This serves groups with fewer elements than a lane holds, if it is not known whether the memory
+    after such a group may be read.
     """
     return _collected(place, (_group(place, behind) for behind in place.separate))
 
@@ -143,10 +147,10 @@ def _interleaved(place: LoadSite) -> Value:
 
 
 def _in_runs_or(plan: LoadPlan) -> LoadPlan:
-    """Return a plan that loads a vector as contiguous runs of lanes where that is possible.
+    """Return a plan that loads a vector as several contiguous runs of lanes, or else by `plan`.
 
-    This is possible on targets that treat several vector registers as one group (RISC-V), for lanes
-    that form several equal runs. In all other cases, the result loads the vector by `plan`.
+    Runs are used on targets that treat several vector registers as one group (RISC-V), if the lanes
+    form several equal runs.
     """
 
     def load(place: LoadSite) -> Value:
@@ -159,7 +163,10 @@ def _in_runs_or(plan: LoadPlan) -> LoadPlan:
 def _side_by_side(
     context: Context, budget: RegisterBudget, access: Access, points: Points
 ) -> LoadPlan:
-    """Return a plan that loads contiguous vectors, two at a time where one instruction can."""
+    """Return a plan that loads contiguous vectors.
+
+    If the target has an instruction that loads two adjacent vectors, both are loaded together.
+    """
     beside = pairs(context.emitter, budget, access, points)
     is_written = access.tensor.name in context.written
 

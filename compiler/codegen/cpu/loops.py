@@ -38,8 +38,9 @@ class Segment:
         step: distance between the starts of two tiles.
         width: number of indices per tile. If this is known only at run time, the segment has at
             most two tiles, and may have none.
-        room: for a width known only at run time, the number of rows for which code is emitted, or
-            0. Code for surplus rows repeats the last row.
+        room: the number of rows that the code of a tile computes, if fewer may exist at run time.
+            The code then computes the last row again in place of missing ones. 0 if no row is
+            repeated.
         has_partial_tile: whether the last tile may be narrower, so that it ends with the axis. The
             width of each tile is then computed at run time.
         overlaps: whether the last tile has the full width, and starts earlier if it would otherwise
@@ -101,20 +102,21 @@ class Tail(Enum):
 
 
 def repeating_tail(known: int, extent: int, step: int) -> Tail | None:
-    """Return how the last tile of an axis is handled if its rows may be computed twice.
+    """Select how the last tile of an axis is handled, if rows of the axis may be computed twice.
 
     Args:
-        known: the number of rows of the whole axis.
+        known: the number of rows of the whole axis, which may be a dynamic size.
         extent: the number of rows in the range of this loop, which may be a part of the axis.
         step: the number of rows of a full tile.
 
     Returns:
-        OVERLAPPED if `extent` is always at least one full tile; REPEATED if the whole axis may be
-            shorter than a full tile; otherwise None, so that the caller selects another kind of
-            tail.
+        OVERLAPPED (a full tile that starts earlier and ends with the axis) if `extent` is always at
+            least one full tile. Otherwise, REPEATED (a narrower tile that repeats its last row) if
+            the whole axis may be shorter than a full tile. Otherwise None: the caller selects
+            another kind of tail.
 
-    A full tile that computes some rows twice takes no longer than the smaller tiles of HALVES,
-    which have too few sums to hide the latency of multiply-adds. Its code is a third as long.
+    Tiles of 4, 2 and 1 rows (HALVES) would not be faster, because they have too few sums to hide
+    the latency of multiply-adds, and their code is three times as long.
     """
     if bounds(extent)[0] >= step:
         return Tail.OVERLAPPED
@@ -233,28 +235,34 @@ def _is_block(full: int) -> bool:
 
 
 def _has_rests(extent: int, step: int, tail: Tail) -> bool:
-    """Return whether code for the rows after the full tiles has surplus rows (`Tail.REPEATED`).
+    """Return whether the full tiles may be followed by a tile that repeats its last row.
 
-    Surplus rows repeat the last row. On an axis of few full tiles, which is divided in another way,
-    the result is false.
+    This is the case for an axis of dynamic extent with `Tail.REPEATED`. An axis of at most two full
+    tiles (`_FEW_TILES`) is divided in another way, so the result is false.
     """
     return tail is Tail.REPEATED and is_dynamic(extent) and not _is_block(extent // step)
 
 
 def _rooms(step: int) -> list[int]:
-    """Return the possible numbers of rows of a narrower tile, on an axis of few full tiles.
+    """Return the numbers of rows of the narrower tiles on an axis of at most two full tiles.
 
-    They are one row, a third and two thirds of `step`.
+    They are one row, a third and two thirds of `step`, the number of rows of a full tile.
     """
     return sorted({room for room in (1, -(-step // 3), -(-2 * step // 3)) if room < step})
 
 
 def _one_of(offset: int, rest: int, step: int, rooms: Sequence[int]) -> Iterator[Segment]:
-    """Yield one segment per capacity in `rooms`, of which at most one has a tile at run time.
+    """Yield a segment for each tile size in `rooms`; at most one has a tile at run time.
 
-    This is the segment of the smallest capacity that holds the `rest` remaining rows; if no row
-    remains, no segment has a tile. The counts of tiles are formulas over `rest` with the value 0 or
-    1.
+    The tile is that of the smallest size that is at least `rest`, the number of remaining rows;
+    there is none if `rest` is 0. `rest` is known only at run time, so the count of each segment is
+    a formula over it with the value 0 or 1.
+
+    Args:
+        offset: start of the remaining rows on the axis.
+        rest: the number of remaining rows, a dynamic size below `step`.
+        step: the number of rows of a full tile.
+        rooms: the numbers of rows for which a tile has code, ascending.
     """
     below = 0
     for room in rooms:
@@ -264,11 +272,16 @@ def _one_of(offset: int, rest: int, step: int, rooms: Sequence[int]) -> Iterator
 
 
 def _repeated_segments(extent: int, step: int) -> Iterator[Segment]:
-    """Yield the segments of an axis of few full tiles, of which some rows may be computed twice.
+    """Yield the segments of an axis of dynamic extent that has at most two full tiles.
 
-    The full tiles come first. If the remaining rows fit into a narrower tile, one such tile
-    follows. Otherwise, one more full tile follows, which starts earlier so that it ends with the
-    axis. On an axis shorter than a full tile, two of the widest narrower tiles replace this one.
+    The full tiles come first. The remaining rows are computed by one of these; rows may be computed
+    twice:
+
+    - The smallest narrower tile (`_rooms`) that holds them. It repeats the last row in place of
+    missing ones.
+    - If they exceed the widest narrower tile: one more full tile, which starts earlier so that it
+    ends with the axis.
+    - If the axis is then shorter than this full tile: two of the widest narrower tiles.
     """
     full, rest = divmod(extent, step)
     rooms = _rooms(step)
@@ -498,11 +511,11 @@ def _overlapping(
 
 
 def _rows(emitter: Emitter, segment: Segment, counter: Value, first: int) -> tuple[Value, ...]:
-    """Emit the row numbers of a tile, one for each row for which code is emitted.
+    """Emit the row numbers of a tile, one for each row that its code computes.
 
-    If the tile has fewer rows at run time, the last one is repeated. The numbers are computed
-    inside the loop over the tile: loads at these rows must not be hoisted out of the loop, which
-    may be empty.
+    If the tile has fewer rows at run time, the number of its last row is repeated. The numbers are
+    computed inside the loop over the tile, so that loads at these rows are not hoisted out of the
+    loop: the loop may be empty.
     """
     last = emitter.size(segment.width - 1)
     least = partial(emitter.call, DType.INT64, 1, "llvm.smin.i64", depth=emitter.depth)
@@ -522,7 +535,7 @@ def _started(context: Context, outer: Bound, segment: Segment) -> Linear:
     """Return the start of a segment on its axis.
 
     For some dynamic sizes, range analysis cannot prove that the start lies within the axis. The
-    result is then a new loop variable, whose range states this.
+    start is then a new loop variable, whose range has the known limits.
     """
     start = _moved(outer.start, segment.offset)
     if not is_dynamic(segment.offset):
@@ -543,9 +556,9 @@ def _clip(
 ) -> tuple[Value, Value] | None:
     """Return the range of a reduction axis in which all loads are in bounds.
 
-    Return None if this is the whole axis. The result is also None if no single range exists,
-    because a load's index contains other terms that differ between points of the register tile. The
-    bounds of each load are then checked point by point.
+    Return None if this is the whole axis. The result is also None if the range differs between
+    points of the register tile (combinations of indices on the unrolled axes). The bounds of each
+    load are then checked at each point.
     """
     if outer.start.terms or outer.start.constant or axis.extent == 1:
         return None

@@ -208,12 +208,13 @@ def _lower(context: Context, node: Node) -> None:
 
 
 def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
-    """Emit the tiles [low, high) of a parallel loop, as one loop per segment.
+    """Emit the tiles of a parallel loop that lie in the range [low, high), as one loop per segment.
 
-    If the loop contains a nested parallel loop, low and high count the tiles of the nested one, so
-    a thread may start or end within a tile of this loop. If tiles may start at any row, the tile of
-    remaining rows comes first. Each segment's loop compares its bounds with low and high at run
-    time, so the same code serves every thread.
+    A segment is a sequence of equal tiles. If the loop contains a nested parallel loop, low and
+    high count the tiles of the nested loop, so a thread may start or end within a tile of the outer
+    one. On an axis of fixed extent whose tiles may start at any row, the narrower tile comes first.
+    Each segment's loop compares its bounds with low and high at run time, so the same code serves
+    every thread.
     """
     emitter = context.emitter
     context.open_axis(loop.axis)

@@ -76,9 +76,10 @@ def _moves(load: Load, compute: Compute) -> bool:
 
 
 def _pair(point: Point, at: int) -> tuple[Point, Point]:
-    """Return the two points that form a pair along axis `at`, of which `point` is one.
+    """Return the two points that form a pair along the axis at position `at`; one is `point`.
 
-    The first has an even index on the axis, the second the next odd one.
+    A point is a tuple of indices, one per axis. The first of the two has an even index on this
+    axis, the second the next odd one.
     """
     first = point[at] & ~1
     return (*point[:at], first, *point[at + 1 :]), (*point[:at], first + 1, *point[at + 1 :])
@@ -137,8 +138,10 @@ class MatrixTile:
         return result
 
     def _position(self, keys: dict[Key, Partial]) -> int | None:
-        """Return the position of the axis along which rows are paired: the row axis with most
-        points."""
+        """Return the position of the axis along which rows are paired, or None without row axes.
+
+        Of several row axes, it is the one with the most indices in the tile.
+        """
         counts = {i: len({point[i] for point, _ in keys}) for i in self._rows}
         return max(counts, key=lambda i: counts[i], default=None)
 
@@ -190,9 +193,10 @@ class MatrixTile:
                 self._blocks(current, [key_of(each) for each in pair], rows, right(point, ()))
 
     def _row(self, left: Evaluator, point: Point, present: bool) -> Value:
-        """Return the left operand's group of eight bytes at a point, or zeros if not `present`.
+        """Return the left operand's group of eight bytes at a point; zeros unless `present`.
 
-        A point is not present if its product is skipped, as in padding.
+        A point is a combination of indices on the unrolled axes. `present` is false if the product
+        at this point is skipped, as in padding.
         """
         return left(point, ()) if present else self._emitter.const(0, DType.INT64)
 

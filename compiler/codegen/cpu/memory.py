@@ -34,9 +34,10 @@ from tilewright.compiler.sizes import is_dynamic, known_divisor
 
 
 class Loader:
-    """The loads of one access; calling it with a point returns the element or vector there.
+    """The loads of one access; calling it with a point emits the load there, and returns its value.
 
-    Each address is loaded only once, unless the tensor was written in between.
+    A point is one index per unrolled axis. Each address is loaded only once, unless the tensor was
+    written in between.
     """
 
     def __init__(
@@ -142,9 +143,10 @@ class Loader:
 
 
 def _based(emitter: Emitter, access: Access, offset: int) -> tuple[Access, int]:
-    """Return an access whose base address includes the run-time part of an offset.
+    """Move the run-time part of a byte offset to the base address of an access.
 
-    Return also the rest of the offset, which is an integer.
+    Return the access with the new base address, and the compile-time part of the offset, an
+    integer.
     """
     if not is_dynamic(offset):
         return access, offset

@@ -22,11 +22,12 @@ def is_in_order(target: Target) -> bool:
 
 
 def constant_points(points: list[Point], matrix: Access, spatial: Sequence[int]) -> list[Point]:
-    """Return the points of a product with a constant matrix at which the matrix is not zero.
+    """Select the points of a product with a constant matrix at which the matrix is not zero.
 
-    A transform by such a matrix, as in Winograd convolution, thus has no instructions for zero
-    coefficients. The points of each sum are adjacent in the result; a point with coefficient 1,
-    which needs no multiplication, comes first if the sum has one.
+    A point is one index per unrolled axis. A transform by such a matrix, as in Winograd
+    convolution, thus has no instructions for zero coefficients. In the result, points that
+    contribute to the same sum are adjacent. A point with coefficient 1, which needs no
+    multiplication, comes first among them.
 
     Args:
         points: all points of the register tile.
@@ -56,13 +57,13 @@ def greedy_points(
     convolution, each pixel is read once and contributes to several sums.
 
     Args:
-        points: the points in program order.
+        points: the points of the register tile (one index per unrolled axis) in program order.
         accesses: the accesses of the operands. Loads that are hoisted out of the loop at `depth`
             are not counted.
         depth: the depth of the innermost loop.
-        beside: finds vectors that one instruction loads together: takes an access, and whether it
-            is the only one, and returns a map from the place of the second vector to that of the
-            first. Such vectors count as one load.
+        beside: finds vectors that one instruction loads together. It takes an access, and whether
+            this is the only one that loads inside the loop. It returns a map from the place of each
+            pair's second vector to that of its first. Such a pair counts as one load.
     """
     inner = [
         access

@@ -129,7 +129,7 @@ class Points:
 
     @property
     def lanes_in_use(self) -> int:
-        """Number of lanes in use at every point, unless the last vector has fewer (`is_ragged`).
+        """Number of lanes in use in every vector, except for a shorter last vector (`is_ragged`).
 
         If a mask determines this number at run time, it is a formula over run-time sizes (`Size`).
         """
@@ -148,7 +148,8 @@ class Points:
     def static(self, form: Linear, point: Point) -> int:
         """Return the part of a linear form's value at a point that is known at compile time.
 
-        It is the sum of the constant and the terms of unrolled axes.
+        It is the sum of the form's constant and its terms of unrolled axes, whose indices are in
+        `point`.
         """
         return form.constant + sum(
             c * point[self.position[v]] for v, c in form.of(Kind.UNROLLED).items()

@@ -111,8 +111,10 @@ def _share(
 def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
     """Return the number of the current pass over a panel of weights, and the number of passes.
 
-    The tile of the rows that remain after the full tiles counts as a single pass. It reads weights
-    that the full tiles have loaded, and is too short for prefetches of its own.
+    `passes` are the loops around the reduction, outermost first, in whose tiles the same panel is
+    read again; one combination of their tiles is one pass. In a narrower tile that repeats its last
+    row, the result is pass 0 of 1: its weights were loaded for the full tiles, and it is too short
+    for prefetches of its own.
     """
     number, count = Linear(), 1
     if any(context.environment[tile.axis].start.of(Kind.REPEATED) for tile in passes):
@@ -129,10 +131,16 @@ def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
 
 
 def _tiles(emitter: Emitter, done: Linear, step: int, count: int) -> Linear:
-    """Return how many of `count` tiles begin before the position `done`, as a linear form.
+    """Return how many tiles of an axis precede the tile that begins at `done`, as a linear form.
 
-    Tiles begin at multiples of `step`. An exception is a tile that starts earlier to end with the
-    axis; it counts as well.
+    This is `done / step`, rounded up. Tiles begin at multiples of `step`, except that the last one
+    may begin earlier, so that it ends with the axis.
+
+    Args:
+        emitter: builds the function's text.
+        done: the start of the tile, relative to the axis.
+        step: the number of indices of a tile.
+        count: the number of tiles of the axis.
     """
     numbers = (*done.terms.values(), done.constant)
     if all(exact_quotient(number, step) is not None for number in numbers):
@@ -147,8 +155,9 @@ def _tiles(emitter: Emitter, done: Linear, step: int, count: int) -> Linear:
 def _part(emitter: Emitter, whole: int, count: int, most: int) -> int:
     """Return `whole // count`.
 
-    If `count` is a formula over run-time sizes (`Size`), the quotient is computed at run time. The
-    result is then such a formula too, of at most `most`.
+    If `count` is a formula over run-time sizes (`Size`), the quotient is computed at run time, and
+    the result is a new formula that stands for it. The caller states in `most` the largest possible
+    quotient.
     """
     if not is_dynamic(count):
         return whole // count

@@ -79,10 +79,10 @@ class Access:
         return total
 
     def place(self, point: Point) -> tuple[int, ...]:
-        """Return a key of the element that is accessed at a point of the register tile.
+        """Return a key that identifies the element at a point (one index per unrolled axis).
 
-        Equal keys mean the same element. The key is the offset in bytes, and the row number of each
-        axis with repeated rows.
+        The key is the element's offset in bytes, followed by the index on each axis on which a tile
+        may repeat its last row.
         """
         return (self.offset(point), *[point[i] for i, _, _ in self.repeated])
 
@@ -335,7 +335,8 @@ def _static_guard(
 def bounds_check(accesses: Iterable[Access | RegisterAccess]) -> Callable[[Point], bool]:
     """Return a function that checks whether all accesses are in bounds at a point of the tile.
 
-    The function raises ScheduleError if the answer depends on the value of a dynamic size.
+    The function takes the point, one index per unrolled axis of the register tile. It raises
+    ScheduleError if the answer depends on the value of a dynamic size.
     """
     guards = [g for a in accesses if isinstance(a, Access) for g in a.guards]
 

@@ -72,11 +72,11 @@ def note_above(emitter: Emitter, result: Value, number: Value, x: Value) -> None
 
 
 def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: Value) -> None:
-    """Record that `result` is the maximum of a rounded float and an integer, for `limited`.
+    """Record that `result` is the maximum of a rounded float and an integer.
 
-    `result` is a selection: `x` where the condition `above` is true, `number` elsewhere. It is
-    recorded if `x` is a rounded float, `number` an integer constant, and `above` the comparison
-    `number < x`.
+    `limited` uses the record. `result` is a selection: `x` where the condition `above` is true,
+    `number` elsewhere. Nothing is recorded unless `x` is a rounded float, `number` an integer
+    constant, and `above` the comparison `number < x`.
     """
     limit = number.const
     if limit is None or emitter.above.get(above.name) != (x.name, limit):

@@ -117,7 +117,7 @@ class RegisterMatrices:
             emitter.do(registers.zero, number)
 
     def _configure(self, shapes: Sequence[tuple[int, int]]) -> None:
-        """Emit code that loads the shapes of the tile registers, unless they are already in use.
+        """Emit code that sets the shapes of the tile registers, unless they are set already.
 
         A shape is a pair (rows, bytes per row).
         """
@@ -177,8 +177,8 @@ class RegisterMatrices:
     def _factor(self, accesses: Accesses, load: Load, other: Axis) -> Access:
         """Return the access of an operand, and check that its elements form a matrix in memory.
 
-        `other` is the row or column axis that belongs to the other operand only: this one must not
-        depend on it.
+        `other` is the row or column axis of the other operand. The operand's elements must not
+        depend on the index on this axis.
         """
         access, name = accesses[load], load.tensor.name
         if not isinstance(access, Access) or access.guards or access.repeated:
@@ -188,7 +188,7 @@ class RegisterMatrices:
         return access
 
     def _step(self, access: Access, axis: Axis) -> int:
-        """Return the distance in bytes between successive points along an unrolled axis."""
+        """Return the distance in bytes between successive indices of an unrolled axis."""
         return next((s for i, s in access.unrolled if i == self._places[axis]), 0)
 
     def _load(self, access: Access, register: int, moved: int, apart: int) -> None:
@@ -248,7 +248,7 @@ class _Sums(Mapping[Point, Partial]):
 
 
 def release(context: Context) -> None:
-    """Emit the instruction that releases the tile registers, if the stage uses any."""
+    """Emit the instruction that marks all tile registers as unused, if the stage used any."""
     registers = context.emitter.target.tiles
     if context.uses_tile_registers and registers is not None:
         context.emitter.do(registers.release)

@@ -90,10 +90,10 @@ def _in_order(offsets: Iterable[int]) -> Iterator[int]:
 
 
 def _together(emitter: Emitter, values: list[Value]) -> Value:
-    """Convert four vectors of floats to one vector of rounded 8-bit integers.
+    """Emit one vector of rounded 8-bit integers to replace the four vectors `values`.
 
-    `values` are vectors of integers that were rounded from these floats; `Emitter.bytes` has the
-    floats. The result replaces them.
+    `values` were converted from floats separately. The floats of all four, which `Emitter.bytes`
+    has recorded, are converted again by instructions that handle them together.
     """
     assert emitter.target.family.narrows is not None
     nearest, to_halves, to_bytes = emitter.target.family.narrows

@@ -35,8 +35,9 @@ class LoadSite:
 
     Attributes:
         emitter: builds the function's text.
-        access: the access, relative to the base address of its row.
-        offset: bytes from that base to the element, or to the first lane.
+        access: the access. For a row whose number is known only at run time, its base address is
+            that of the row.
+        offset: bytes from the base address of `access` to the element, or to the first lane.
         active: for a vector, the number of lanes in use, which may be a dynamic size.
         depth: depth of the scope into which the load is emitted.
         tag: a comment in the text of the instruction. Equal instructions are emitted only once, so

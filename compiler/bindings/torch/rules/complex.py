@@ -264,11 +264,11 @@ def _transform(
     after: int,
     matrix: torch.Tensor,
 ) -> list[str]:
-    """Emit the product of each vector along a dimension with a matrix.
+    """Emit the multiplication of all vectors along a dimension by a matrix; return the results.
 
-    The vectors of a complex value are the real parts followed by the imaginary parts. The product
-    likewise consists of the elements of one real result, or of the real and then the imaginary
-    parts of a complex result. Return the names of the results.
+    Each vector has the elements of a real value along the dimension, or the real and then the
+    imaginary parts of a complex one. Likewise, a product has the elements of a real result, or the
+    real and then the imaginary parts of a complex result.
 
     Args:
         parts: the names of the real value, or of the two parts of a complex value.
@@ -276,6 +276,9 @@ def _transform(
         rank: the rank of the values.
         after: the extent of the dimension in each result.
         matrix: the matrix in float64, by which each vector is multiplied from the right.
+
+    Returns:
+        The names of the real result, or of the two parts of a complex result.
     """
     order = [*(axis for axis in range(rank) if axis != dim), dim]
     back = [order.index(axis) for axis in range(rank)]
