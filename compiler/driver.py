@@ -433,7 +433,7 @@ def _reads(
 
 
 def _fixed(source: ReadModel, sizes: Mapping[str, int], options: CompileOptions) -> Graph:
-    """Import the model with these fixed sizes of named dimensions."""
+    """Import a model with the fixed sizes `sizes` of its named dimensions."""
     return load_for(source, sizes, options.mode, options.timings)
 
 

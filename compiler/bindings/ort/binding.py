@@ -34,11 +34,11 @@ class IOBinding:
         self._found: list[OrtValue] = []
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Array) -> None:
-        """Bind an input to an array; each run reads the values that the array then has."""
+        """Bind an input to an array; each run reads the array's values at the time of the run."""
         self._inputs[name] = as_array(arr_on_cpu)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind an input to an OrtValue; each run reads the values that it then has."""
+        """Bind an input to an OrtValue; each run reads its values at the time of the run."""
         self._inputs[name] = as_array(ortvalue)
 
     def bind_input(

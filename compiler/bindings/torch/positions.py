@@ -45,7 +45,7 @@ def source_of(node: fx.Node) -> fx.Node:
 
 
 def intersection(one: range, other: range) -> range:
-    """Return the range of integers that lie in both ranges (with step 1)."""
+    """Return the integers that lie in both ranges, as a range with step 1."""
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 

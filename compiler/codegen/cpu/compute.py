@@ -146,8 +146,9 @@ class ComputeLowering:
     def _by_key(self, values: Sequence[Value], keys: Sequence[Key]) -> dict[Key, Partial]:
         """Group a flat list of values into one accumulator per key, in the order of the keys.
 
-        All accumulators have the same number of values: one, or one per item of a reduction of
-        tuples.
+        A key is an accumulator's indices on the output axes and on the axes with separate partial
+        sums. All accumulators have the same number of values: one, or one per item of a reduction
+        of tuples.
         """
         items = len(values) // len(keys)
         return {key: tuple(values[i * items : (i + 1) * items]) for i, key in enumerate(keys)}
@@ -158,10 +159,11 @@ class ComputeLowering:
         Args:
             level: the number of the loop.
             values: the values of all accumulators before the loops, as a flat list.
-            keys: the keys of the accumulators, in the same order.
+            keys: a key per accumulator, in the same order: its indices on the output axes and on
+                the axes with separate partial sums.
 
         Returns:
-            The values of all accumulators after the loops.
+            The values of all accumulators after the loops, as a flat list.
         """
         if level == len(self.compute.reduce):
             return self._leaf(values, keys)
@@ -507,7 +509,10 @@ def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:
 
 
 def _equal(values: Partial, constants: Partial) -> bool:
-    """Return whether all values are these constants, as in an accumulator before its first term."""
+    """Return whether each value is the constant at the same position in `constants`.
+
+    This is so for an accumulator before its first term, which has the neutral element.
+    """
     for value, constant in zip(values, constants, strict=True):
         if value.const is None or value.const != constant.const:
             return False

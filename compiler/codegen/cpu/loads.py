@@ -33,9 +33,10 @@ loaded value."""
 
 
 def load_plan(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:
-    """Return a function that emits the load of an access at any point of a register tile.
+    """Return a function that emits the load of an access, by the method that suits its lanes.
 
-    A point is one index per unrolled axis; it determines the address.
+    The function takes a `LoadSite`, which states the address and the loop depth. `points` are all
+    combinations of indices on the unrolled axes at which the access is loaded.
     """
     emitter, dtype, is_full = context.emitter, access.tensor.dtype, access.present >= access.packed
     if access.tensor.space is Space.CONSTANT:

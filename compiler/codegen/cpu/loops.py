@@ -274,14 +274,14 @@ def _one_of(offset: int, rest: int, step: int, rooms: Sequence[int]) -> Iterator
 def _repeated_segments(extent: int, step: int) -> Iterator[Segment]:
     """Yield the segments of an axis of dynamic extent that has at most two full tiles.
 
-    The full tiles come first. The remaining rows are computed by one of these; rows may be computed
-    twice:
+    The full tiles come first. The remaining rows are computed in one of these ways; rows may be
+    computed twice:
 
-    - The smallest narrower tile (`_rooms`) that holds them. It repeats the last row in place of
-    missing ones.
-    - If they exceed the widest narrower tile: one more full tile, which starts earlier so that it
+    - If they fit into a narrower tile (`_rooms`): the smallest one that holds them, which repeats
+    the last row in place of missing ones.
+    - Otherwise, if the axis has a full tile: one more full tile, which starts earlier so that it
     ends with the axis.
-    - If the axis is then shorter than this full tile: two of the widest narrower tiles.
+    - Otherwise: two of the widest narrower tiles.
     """
     full, rest = divmod(extent, step)
     rooms = _rooms(step)

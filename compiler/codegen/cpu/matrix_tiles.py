@@ -159,7 +159,7 @@ class MatrixTile:
         Args:
             budget: the vector registers for hoisted loads.
             current: the sums by key, as the blocks that `turned` returns; updated in place.
-            order: the points in the order of their computation.
+            order: the points (one index per unrolled axis) in the order of their computation.
             key_of: returns the key of the sum to which a point contributes.
             accesses: the accesses of the operands.
             points: the points of the register tile.
@@ -227,7 +227,11 @@ class MatrixTile:
     def _call(self, sums: Value, rows: Sequence[Value], columns: Value, number: int) -> Value:
         """Emit the product of two rows by two columns, added to `sums`.
 
-        `number` selects the first (0) or the last (1) two of the four columns.
+        Args:
+            sums: the 2x2 sums.
+            rows: the left operand's group of eight bytes in each row.
+            columns: the right operand's groups in four columns.
+            number: 0 selects the first two columns, 1 the last two.
         """
         emitter, found = self._emitter, self._instruction
         pair = emitter.const(0, DType.INT64, 2)

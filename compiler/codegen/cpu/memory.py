@@ -1,7 +1,7 @@
-"""Loads and stores at points of a register tile.
+"""Loads and stores at the points of a register tile.
 
-The method of loading elements is selected once per access (`load_plan`). Lanes that are not
-contiguous are stored one by one.
+A point is one index per unrolled axis. The method of loading elements is selected once per access
+(`load_plan`). Lanes that are not contiguous are stored one by one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Loader:
         self._plan = load_plan(context, budget, access, points)
 
     def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
-        """Return the element or the vector at a point of the register tile.
+        """Return the element or the vector at a point, which is one index per unrolled axis.
 
         The other arguments are unused; they make the object usable as an `Evaluator`.
         """
@@ -71,10 +71,13 @@ class Loader:
         return value
 
     def indirect(self, point: Point, positions: Sequence[Value]) -> Value:
-        """Load the element or the vector of an indirect access at a point of the register tile.
+        """Load the element or the vector of an access whose indices are partly computed, as in a
+        Gather.
 
-        `positions` are indices computed at run time, one per indirect dimension; they are added to
-        the access's index along these dimensions.
+        Args:
+            point: one index per unrolled axis.
+            positions: the computed index along each indirect dimension. It is added to the index
+                that the access itself has along this dimension.
         """
         table = self._table(point, positions)
         if table is not None:
@@ -173,8 +176,10 @@ def _at_lanes(place: LoadSite, positions: Value) -> Value:
 
 
 def store(context: Context, access: Access, value: Value, point: Point, active: int) -> None:
-    """Emit a store at a point of the register tile: of a scalar, or of `active` lanes of a
-    vector."""
+    """Emit a store of a scalar, or of the first `active` lanes of a vector.
+
+    `point`, one index per unrolled axis, determines the address.
+    """
     tensor, emitter = access.tensor, context.emitter
     access, offset = _based(emitter, access.in_row(emitter, point), access.offset(point))
     assert access.base is not None

@@ -1,4 +1,7 @@
-"""The order in which the points of a register tile are emitted."""
+"""The order in which the points of a register tile are emitted.
+
+A point is one index per unrolled axis.
+"""
 
 from __future__ import annotations
 

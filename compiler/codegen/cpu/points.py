@@ -136,7 +136,7 @@ class Points:
         return self._active
 
     def active(self, point: Point) -> int:
-        """Return the number of lanes in use of the vector at a point of the register tile.
+        """Return the number of lanes in use of the vector at a point, one index per unrolled axis.
 
         If a mask determines this number at run time, it is a formula over run-time sizes (`Size`).
         """

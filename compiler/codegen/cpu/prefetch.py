@@ -56,11 +56,17 @@ not state one. The pass then prefetches its own panel, because no earlier pass d
 def prefetch(
     context: Context, compute: Compute, accesses: Accesses, points: Sequence[Point]
 ) -> None:
-    """Emit prefetches for the points of a register tile.
+    """Emit the prefetches of a register tile.
 
     The prefetched cache lines lie `compute.prefetch` bytes after the lines of inputs and weights
-    that the points read. If the same weights (a panel) are read in several passes
+    that the tile reads. If the same weights (a panel) are read in several passes
     (`compute.passes`), each pass prefetches its part of the next panel instead.
+
+    Args:
+        context: the state of code generation for the stage.
+        compute: the computation of the register tile.
+        accesses: the accesses of its operands.
+        points: the points of the tile, one index per unrolled axis.
     """
     emitter = context.emitter
     if not points:  # all of them read padding

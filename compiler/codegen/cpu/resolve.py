@@ -1,4 +1,7 @@
-"""Loads and stores of a `Compute`, analysed once for all points of its register tile."""
+"""Loads and stores of a `Compute`, analysed once for all points of its register tile.
+
+A point is one index per unrolled axis.
+"""
 
 from __future__ import annotations
 
@@ -87,10 +90,11 @@ class Access:
         return (self.offset(point), *[point[i] for i, _, _ in self.repeated])
 
     def in_row(self, emitter: Emitter, point: Point) -> Access:
-        """Emit the address of the row at a point, and return the access relative to this address.
+        """Emit the address of a point's row, and return the access relative to that address.
 
-        This applies to tiles whose surplus rows repeat the last row (`repeated`), so that row
-        numbers are known only at run time. Any other access is returned unchanged.
+        A point is one index per unrolled axis. This applies to tiles that may repeat their last row
+        (`repeated`), so that row numbers are known only at run time. Any other access is returned
+        unchanged.
         """
         base = self.base
         if not self.repeated or base is None:
@@ -180,9 +184,13 @@ Accesses = Mapping[Load, Access | RegisterAccess]
 def resolve(
     context: Context, expr: Expr, points: Points, padding: Padding = Padding.READ
 ) -> dict[Load, Access | RegisterAccess]:
-    """Analyse the loads of an expression for the points of a register tile.
+    """Analyse the loads of an expression, and return the access of each load.
 
-    Return the access of each load. `padding` says whether loads may read the halos of tensors.
+    Args:
+        context: the state of code generation for the stage.
+        expr: the expression.
+        points: the points of the register tile: all combinations of indices on its unrolled axes.
+        padding: whether loads may read the halos of tensors.
     """
     return {
         node: resolve_register(context, node, points)

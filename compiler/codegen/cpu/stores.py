@@ -29,8 +29,8 @@ def may_be_delayed(context: Context, stores: Sequence[Store]) -> bool:
 def are_independent(stores: Sequence[Store]) -> bool:
     """Return whether several stores are independent; false for a single store.
 
-    Stores are independent if no store's value reads an element that another one writes at the same
-    point.
+    Stores are independent if no store's value reads an element that another store writes for the
+    same indices of the unrolled axes.
     """
     written = [store.target for store in stores]
     read = [
@@ -51,7 +51,10 @@ def are_independent(stores: Sequence[Store]) -> bool:
 
 
 def _is_elsewhere(load: Load, target: Load) -> bool:
-    """Return whether a load and a store to `target` never access the same element at one point."""
+    """Return whether a load and a store to `target` never access the same element.
+
+    Only accesses with the same indices on the unrolled axes are compared.
+    """
     if load.tensor.name != target.tensor.name:
         return True
     if load.indirect or target.indirect or load.tensor.space is not Space.MEMORY:

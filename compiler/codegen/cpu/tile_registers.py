@@ -64,7 +64,7 @@ def _moves(load: Load, axis: Axis | None) -> bool:
 
 
 class RegisterMatrices:
-    """A register tile with its sums in tile registers (AMX): emits products and loads of sums."""
+    """Code generation for a register tile whose sums are in tile registers (AMX)."""
 
     def __init__(
         self,
@@ -91,9 +91,9 @@ class RegisterMatrices:
         self._vectors = self._lanes = 1
 
     def begin(self, points: Points) -> None:
-        """Emit instructions that set the shapes of the tile registers and all sums to zero.
+        """Emit instructions that set the shapes of the tile registers, and all sums to zero.
 
-        `points` are the points of the axes that are not reduced.
+        `points` are all combinations of indices on the unrolled axes that are not reduced.
 
         Raises:
             ScheduleError: if the tile does not fit into the registers.
@@ -198,9 +198,11 @@ class RegisterMatrices:
         emitter.do(self._registers.load, register, where, emitter.size(apart))
 
     def sums(self) -> Mapping[Point, Partial]:
-        """Emit stores of all sums from tile registers to the stack, and return the sums by point.
+        """Emit stores of all sums from tile registers to the stack, and return a mapping to the
+        sums.
 
-        The sums are vectors. Each look-up in the returned mapping emits a load from the stack.
+        The keys are points, one index per unrolled output axis; the values are vectors of sums.
+        Each look-up in the mapping emits a load from the stack.
         """
         emitter, registers = self._emitter, self._registers
         apart = emitter.const(registers.row_bytes, DType.INT64)
@@ -216,7 +218,10 @@ class RegisterMatrices:
                 yield tuple(found[axis] for axis in self._spatial)
 
     def vector(self, point: Point) -> Value:
-        """Emit a load, from the stack, of the vector of sums at a point."""
+        """Emit a load, from the stack, of the vector of sums at a point.
+
+        A point is one index per unrolled output axis.
+        """
         registers, at = self._registers, dict(zip(self._spatial, point, strict=True))
         block, row = divmod(at[self._rows], registers.rows)
         number = block * self._vectors + at[self._vector]
@@ -230,7 +235,8 @@ class RegisterMatrices:
 class _Sums(Mapping[Point, Partial]):
     """A mapping from points to sums, each of which is loaded from the stack at its look-up.
 
-    All sums together would not fit into the vector registers.
+    A point is one index per unrolled output axis. All sums together would not fit into the vector
+    registers.
     """
 
     def __init__(self, matrices: RegisterMatrices) -> None:

@@ -32,7 +32,7 @@ TOGETHER = 4
 class Uint8Stores:
     """The delayed stores of one `Compute`: four adjacent vectors of rounded uint8 become one store.
 
-    A store to a tensor that the `Compute` also reads is not delayed, because a later point may read
+    A store to a tensor that the `Compute` also reads is not delayed, because a later load may read
     the stored value.
     """
 

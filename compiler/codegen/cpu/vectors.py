@@ -35,8 +35,8 @@ class LoadSite:
 
     Attributes:
         emitter: builds the function's text.
-        access: the access. For a row whose number is known only at run time, its base address is
-            that of the row.
+        access: the access. If the number of the loaded row is known only at run time, the base
+            address of the access is that of the row.
         offset: bytes from the base address of `access` to the element, or to the first lane.
         active: for a vector, the number of lanes in use, which may be a dynamic size.
         depth: depth of the scope into which the load is emitted.

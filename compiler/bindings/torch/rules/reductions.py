@@ -204,7 +204,10 @@ def _stable_sort(
     dim: int = -1,
     descending: bool = False,
 ) -> Any:
-    """Translate a stable sort as a plain sort, because TopK keeps equal elements in order."""
+    """Translate a stable sort like any other sort: to ONNX's TopK.
+
+    TopK keeps equal elements in the order of their indices, so the sort is stable.
+    """
     return _sort(t, node, x, dim, descending)
 
 
