@@ -19,7 +19,8 @@ _CLEARS: list[Callable[[], None]] = []
 def memo(answers: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
     """Return a decorator that caches the results of a function, like `functools.lru_cache`.
 
-    At most `answers` results are cached. `forget` clears the cache, together with all others.
+    At most `answers` results are cached. `forget` clears the caches of all functions that are
+    decorated with `memo`.
     """
 
     def remembering(function: Callable[..., T]) -> _lru_cache_wrapper[T]:

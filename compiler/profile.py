@@ -235,8 +235,8 @@ def _batches(ports: ModelPorts) -> frozenset[str]:
 def _is_state(dims: Dims) -> bool:
     """Return whether an input has the shape of a recurrent network's state.
 
-    This is (directions, batch, hidden size), as `initial_h` of ONNX's LSTM, with only the batch
-    dynamic.
+    The shape is (directions, batch, hidden size), as that of `initial_h` of ONNX's LSTM, with only
+    the batch dynamic.
     """
     return [isinstance(dim, str) for dim in dims] == [False, True, False]
 

@@ -224,10 +224,10 @@ class GraphFunction:
             return self._graph(*arguments)
 
     def _found(self, arguments: list[Any]) -> _Program | None:
-        """Return the program for the weights in `arguments`, compiled if necessary.
+        """Return the compiled program for the weights in `arguments`; compile it if necessary.
 
-        Return None if PyTorch must run this call: either the whole graph, or those parts of it that
-        cannot be compiled.
+        Return None if the call cannot be served by one program. PyTorch then runs the whole graph,
+        or only the parts of it that cannot be compiled.
         """
         with self._lock:
             if self._eager or self._pieces is not None:

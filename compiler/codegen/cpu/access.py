@@ -145,8 +145,8 @@ Environment = Mapping[Axis, Bound]
 class Guard:
     """A bounds check `0 <= index < extent` that a load needs.
 
-    The ranges of the variables in the index do not prove that it is in bounds. `extent` is an
-    integer, or a formula over run-time sizes (`Size`).
+    It is needed because the ranges of the loop variables do not prove that the index is in bounds.
+    `extent` is an integer, or a formula over run-time sizes (`Size`).
     """
 
     index: Linear

@@ -185,10 +185,11 @@ class ComputeLowering:
         )
 
     def _is_rest(self, tile: Tile) -> bool:
-        """Return whether a reduction loop should not be unrolled, because its code runs once.
+        """Return whether a reduction loop runs inside the narrower tile after the full tiles of
+        rows.
 
-        This holds for the innermost reduction loop in the tile of the few rows that remain after
-        the full tiles: short code is better there.
+        Such a loop is not unrolled, because the code of this tile runs only once. The result is
+        true for the innermost reduction loop only, and only if it has no separate partial sums.
         """
         one_by_one = any(t.axis == tile.axis for t in self.compute.unroll)
         is_inner = tile is self.compute.reduce[-1] and not tile.unroll

@@ -51,8 +51,8 @@ class Context:
     def lanes(self) -> int:
         """Number of lanes in the accumulators of a reduction along the vector axis.
 
-        Their lanes are combined to a scalar at the end. The number is that of float32 lanes of the
-        target's vectors, for every element type.
+        It is the number of float32 lanes in a vector of the target, for every element type. After
+        the reduction, the lanes are combined to a scalar.
         """
         return self.emitter.target.lanes(DType.FLOAT32)
 

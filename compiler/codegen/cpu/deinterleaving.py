@@ -52,8 +52,8 @@ def load_offsets(points: Sequence[Point], access: Access) -> dict[int, int]:
     """Find better load offsets for vectors whose lanes are every second element.
 
     Return a map from the byte offset of such a vector to the byte offset from which to load it. The
-    load reads twice the length of the vector, and only memory between elements that the register
-    tile reads.
+    load is twice as long as the vector. It reads no memory before the first or after the last
+    element that the register tile reads.
 
     For example, elements 1 and 3 are loaded as 0 1 | 2 3, so that the wanted ones are in the same
     lane of both halves. If the load began at element 1 and had to end at element 3, the halves

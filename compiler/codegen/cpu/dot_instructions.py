@@ -169,9 +169,9 @@ def _by_elements(
 ) -> Value | None:
     """Emit dot products as widening multiplications of an int16 vector by an int16 scalar.
 
-    Each multiplication handles one element of every group, so the elements of each operand are
-    first extracted from the groups. If the groups were created by interleaving vectors of elements,
-    LLVM removes both steps. Return None for types other than integers.
+    Each multiplication handles one element of every group, so the elements are first extracted from
+    the groups. If the groups were created by interleaving vectors of elements, LLVM removes the
+    interleaving and the extraction. Return None for types other than integers.
     """
     if types != _PAIRS and not set(types) <= set(_BYTES):
         return None

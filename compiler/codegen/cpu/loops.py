@@ -139,7 +139,8 @@ def tail_of(
         is_split: whether inner loops divide the tiles further.
         is_vector: whether the axis is the vector axis.
         is_reduced: whether the axis belongs to a reduction.
-        repeats: the result of `repeating_tail` if rows may be computed twice, else None.
+        repeats: the kind of tail that computes some rows twice (`repeating_tail`); None if rows
+            must not be computed twice, or no such kind suits the axis.
         is_of_matrices: whether the tiles are in tile registers (AMX).
     """
     if is_split:
@@ -337,7 +338,7 @@ def over(
 ) -> list[Value]:
     """Emit `body` for all tiles of an axis, and return the final values of `carried`.
 
-    A segment of several tiles becomes a run-time loop.
+    A sequence of equal tiles becomes a run-time loop.
 
     Args:
         context: the state of code generation for the stage.
@@ -346,8 +347,11 @@ def over(
         body: emits one tile; takes the list of carried values before the tile, and returns the list
             after it.
         carried: the loop-carried values before the first tile.
-        peel, unroll: as in `For`.
-        granularity, tail: as in `segments`.
+        peel: whether the first and the last full tile get code of their own, outside the loop.
+        unroll: whether every tile gets code of its own, without a loop.
+        granularity: the number of indices that one copy of unrolled code covers; 0 if the axis is
+            not unrolled.
+        tail: how the remaining indices of a dynamic extent are computed.
         clip: loads that must be in bounds: the loop skips indices of the axis at which one of them
             is not. None to run all indices.
         padding: whether the loads in `clip` may read halos.

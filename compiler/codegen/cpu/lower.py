@@ -162,7 +162,13 @@ def _lower_stage(
 ) -> Emitter:
     """Emit the body of a stage's function, and return the emitter with its text.
 
-    `masks` and `partial_tiles` are attributes of `Context`.
+    Args:
+        nest: the loop nest.
+        stage: the stage.
+        emitter: builds the function's text.
+        masks: whether a partly used vector at the end of an axis gets a run-time mask.
+        partial_tiles: whether the code of full tiles also serves a shorter last tile, if inner
+            loops split the tiles further.
     """
     context = Context(
         emitter,

@@ -71,8 +71,7 @@ class Loader:
         return value
 
     def indirect(self, point: Point, positions: Sequence[Value]) -> Value:
-        """Load the element or the vector of an access whose indices are partly computed, as in a
-        Gather.
+        """Load the element or the vector of an access with computed indices, as in a Gather.
 
         Args:
             point: one index per unrolled axis.

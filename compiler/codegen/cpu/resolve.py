@@ -147,9 +147,9 @@ class RegisterAccess:
 
     Attributes:
         name: name of the tensor.
-        indices: one triple per dimension, whose parts add up to the index along it. They are pairs
-            of a run-time variable's id and its coefficient; a constant; and pairs of an unrolled
-            axis's position in the point and its coefficient.
+        indices: the index along each dimension, as three parts whose sum it is: pairs (id,
+            coefficient) of run-time variables; a constant; pairs (position in a point, coefficient)
+            of unrolled axes.
     """
 
     name: str
@@ -302,8 +302,8 @@ def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
     distance between them in bytes. Without groups, the result is (1, 1, 0).
 
     Raises:
-        ScheduleError: if the elements of a group are neither adjacent, nor each part of a vector of
-            adjacent lanes.
+        ScheduleError: if the layout is not one of the supported two: the elements of a group are
+            adjacent, or each is part of another contiguous vector.
     """
     group = offset.of(Kind.PACKED)
     if not group:

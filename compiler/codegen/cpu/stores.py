@@ -53,7 +53,7 @@ def are_independent(stores: Sequence[Store]) -> bool:
 def _is_elsewhere(load: Load, target: Load) -> bool:
     """Return whether a load and a store to `target` never access the same element.
 
-    Only accesses with the same indices on the unrolled axes are compared.
+    Both are compared for the same indices of the unrolled axes.
     """
     if load.tensor.name != target.tensor.name:
         return True

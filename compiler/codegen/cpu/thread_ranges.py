@@ -24,9 +24,10 @@ def thread_range(emitter: Emitter, whole: int, own: int) -> Range:
 
 
 def outer_range(emitter: Emitter, within: Range, count: int) -> Range:
-    """Return the range of tiles of an outer loop that contain any inner tile in the range `within`.
+    """Return the range of those tiles of an outer loop that have an inner tile in `within`.
 
-    Each outer tile has `count` inner tiles, which `within` numbers across all outer tiles.
+    Each outer tile has `count` inner tiles. `within` is a range of inner tiles, which are numbered
+    across all outer tiles.
     """
     low, high = within
     up = _calculate(emitter, "add nsw", high, emitter.size(count - 1))

@@ -198,11 +198,10 @@ class RegisterMatrices:
         emitter.do(self._registers.load, register, where, emitter.size(apart))
 
     def sums(self) -> Mapping[Point, Partial]:
-        """Emit stores of all sums from tile registers to the stack, and return a mapping to the
-        sums.
+        """Emit stores of all sums from tile registers to the stack, and return the sums by point.
 
-        The keys are points, one index per unrolled output axis; the values are vectors of sums.
-        Each look-up in the mapping emits a load from the stack.
+        A point is one index per unrolled output axis; the sums are vectors. Each look-up in the
+        returned mapping emits a load from the stack.
         """
         emitter, registers = self._emitter, self._registers
         apart = emitter.const(registers.row_bytes, DType.INT64)
