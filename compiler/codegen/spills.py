@@ -13,7 +13,8 @@ from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
 from tilewright.compiler.targets.target import Target
 
 MOST_SPILLS = 20
-"""Maximum number of vectors that an innermost loop of any size may spill or reload."""
+"""Number of spills and reloads up to which an innermost loop is accepted, whatever their
+fraction."""
 
 SPILL_SHARE = 0.2
 """Fraction of spills in an innermost loop's instructions beyond which a kernel is rejected, if the

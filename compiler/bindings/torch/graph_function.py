@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tilewright.torch")
 
 ALIGNMENT = 64
-"""Alignment in bytes from which an input is read without a copy."""
+"""Minimum alignment, in bytes, of an input that is read without a copy."""
 
 MOST_PROGRAMS = 64
 """Maximum number of compiled programs per graph, which differ in their weights. Beyond it, the

@@ -45,11 +45,11 @@ class Padding(Enum):
 
     READ = auto()
     SKIP = auto()
-    """Zeros do not change the result, such as a sum. No code is emitted for points that are known
-    at compile time to read the halo."""
+    """Zeros do not change the result, for example of a sum. If it is known at compile time that a
+    load reads the halo, no code is emitted for it."""
     NEVER = auto()
-    """Zeros would change the result, such as a maximum. An index in the halo counts as out of
-    bounds."""
+    """Zeros would change the result, for example of a maximum. An index in the halo counts as out
+    of bounds."""
 
 
 @dataclass(eq=False, slots=True)

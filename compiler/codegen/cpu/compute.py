@@ -185,8 +185,7 @@ class ComputeLowering:
         )
 
     def _is_rest(self, tile: Tile) -> bool:
-        """Return whether a reduction loop runs inside the narrower tile after the full tiles of
-        rows.
+        """Return whether a reduction loop runs in the narrower tile after the full tiles of rows.
 
         Such a loop is not unrolled, because the code of this tile runs only once. The result is
         true for the innermost reduction loop only, and only if it has no separate partial sums.

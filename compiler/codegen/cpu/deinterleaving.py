@@ -14,8 +14,8 @@ from tilewright.compiler.sizes import is_dynamic
 from tilewright.compiler.targets.target import Target
 
 Place = tuple[int, ...]
-"""Identifies the elements of an access at a point: the offset in bytes, and the row number of each
-axis with repeated rows."""
+"""Identifies an element that an access reads: its offset in bytes, followed by the row number on
+each axis on which a tile may repeat its last row."""
 
 
 def has_deinterleaving_loads(target: Target) -> bool:

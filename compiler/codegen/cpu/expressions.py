@@ -37,12 +37,12 @@ from tilewright.compiler.loops.semantics import items_of
 from tilewright.compiler.sizes import is_dynamic
 
 Evaluator = Callable[[Point, Partial], Value]
-"""Emits an expression at a point of the register tile, given the items of the point's accumulator,
-and returns the value."""
+"""Emits an expression and returns its value. The arguments are a point of the register tile (one
+index per unrolled axis) and the values of the accumulator there."""
 
 _Step = Callable[[Point, Partial, list[Value]], Value]
-"""Emits one node of an expression at a point, given the items of the point's accumulator and the
-values of the nodes emitted before, and returns the value."""
+"""Emits one node of an expression and returns its value. The arguments are a point (one index per
+unrolled axis), the values of the accumulator there, and the values of the nodes emitted before."""
 
 
 def evaluator(

@@ -28,8 +28,7 @@ from tilewright.compiler.loops.expr import Operation, Space
 from tilewright.compiler.sizes import always_less, is_dynamic
 
 LoadPlan = Callable[[LoadSite], Value]
-"""Emits the load of an access at a site, which is a point of the register tile, and returns the
-loaded value."""
+"""Emits the load that the argument describes, and returns the loaded value."""
 
 
 def load_plan(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:

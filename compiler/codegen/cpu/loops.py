@@ -63,9 +63,9 @@ code, but would hardly be faster."""
 
 
 _FEW_TILES = 2
-"""An axis with 1 to this number of full tiles is a block, for which `Tail.REPEATED` emits code for
-fewer widths. An axis whose number of rows depends on a request is not a block: for 5 rows in tiles
-of 6, the two narrower tiles of a block would read all weights twice."""
+"""An axis that always has at most this number of full tiles is a block, for which `Tail.REPEATED`
+emits code for fewer widths. An axis that may be longer, such as the tokens of a request, is not a
+block: for 5 rows in tiles of 6, the two narrower tiles of a block would read all weights twice."""
 
 
 class Tail(Enum):

@@ -29,7 +29,7 @@ from tilewright.compiler.loops.nest import Compute, Tile, dot_operands
 from tilewright.compiler.targets.families import MatrixInstruction
 
 Key = tuple[Point, Point]
-"""Key of an accumulator: its point on the spatial axes, and its point on the axes of partial
+"""Key of an accumulator: its indices on the output axes, and its indices on the axes of partial
 sums."""
 
 _COLUMNS = 4
