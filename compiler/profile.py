@@ -195,20 +195,19 @@ def _solution(difference: int, dimension: Dimension, sizes: Mapping[str, int]) -
 
 
 def _batches(ports: ModelPorts) -> frozenset[str]:
-    """Return the names of the dimensions that count as a batch, by their name and position.
+    """Return the names of the dimensions that count as a batch.
 
-    A dimension whose name contains `batch` counts at any position. Any other dimension counts only
-    if it is the first of an input that has no such dimension, and occurs at no other position,
-    except in the states of recurrent networks. In addition, one of these conditions must hold:
+    A dimension whose name contains `batch` counts. Any other dimension counts only if these three
+    conditions hold:
 
-    - It has a name that is usual for a batch, such as `N`.
-    - It is unnamed.
-    - It is the only name with which inputs begin, no name contains `batch`, and it is not the name
-    of a length, such as `frames`. If inputs begin with several names, one may be, for example, the
-    number of nodes in a graph.
+    - It is the first dimension of an input, and no dimension of this input has a name with `batch`.
+    - It is not a later dimension of any input, except of states of recurrent networks.
+    - It is unnamed; or its name is usual for a batch, such as `N`; or no other name begins an input
+    or contains `batch`, and it is not the name of a length, such as `frames`.
 
-    Names that torch.export generates count as unnamed if all inputs of two or more dimensions begin
-    with one.
+    The third condition is strict because one of several leading names may be, for example, the
+    number of nodes in a graph. Names that torch.export generates count as unnamed if all inputs of
+    two or more dimensions begin with one.
     """
     shaped = [dims for dims in ports.inputs.values() if len(dims) > 1]
     unnamed = {f"{name}[{n}]" for name, dims in ports.inputs.items() for n in range(len(dims))}

@@ -200,8 +200,10 @@ def _extended(emitter: Emitter, value: Value, sums: Value) -> Value:
 
 
 def _element(emitter: Emitter, dtype: DType, group: Value, place: int) -> Value:
-    """Return element number `place` of each group as int16; 0 if a partial group lacks the
-    element."""
+    """Return element number `place` of each group as int16; 0 if an incomplete group lacks it.
+
+    A group is the elements in one 32-bit lane.
+    """
     if group.lanes == 1:
         parts = emitter.parts.get(group.name)
         if parts is not None and place >= len(parts):

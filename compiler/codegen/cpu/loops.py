@@ -518,8 +518,8 @@ def _rows(emitter: Emitter, segment: Segment, counter: Value, first: int) -> tup
     """Emit the row numbers of a tile, one for each row that its code computes.
 
     If the tile has fewer rows at run time, the number of its last row is repeated. The numbers are
-    computed inside the loop over the tile, so that loads at these rows are not hoisted out of the
-    loop: the loop may be empty.
+    computed inside the loop over the tile, so that loads at these rows stay in the loop: if the
+    loop runs zero times, the rows do not exist.
     """
     last = emitter.size(segment.width - 1)
     least = partial(emitter.call, DType.INT64, 1, "llvm.smin.i64", depth=emitter.depth)

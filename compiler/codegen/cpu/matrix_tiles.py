@@ -42,7 +42,8 @@ _UPPER, _LOWER = (0, 1, 4, 5), (2, 3, 6, 7)
 def matrix_tile(context: Context, compute: Compute, spatial: Sequence[Tile]) -> MatrixTile | None:
     """Return the register tile of a `Compute` that uses matrix instructions; None for any other.
 
-    Such a `Compute` has groups of 64 bits along its axis `Compute.dot`.
+    Such a `Compute` has operands of 64 bits along its axis `Compute.dot`, such as groups of eight
+    int8.
 
     Raises:
         ScheduleError: if the target has no matrix instruction for the types, or the vector axis

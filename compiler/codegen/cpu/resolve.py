@@ -131,13 +131,15 @@ class Access:
 
     @property
     def packed_dtype(self) -> DType:
-        """The integer type of a group of packed elements: int32 or int64."""
+        """The integer type of a group, one operand of a dot-product instruction: int32 or int64."""
         return DType.INT64 if self.packed * self.tensor.dtype.bytes == 8 else DType.INT32
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether the elements of a group lie in separate vectors, and are not adjacent in
-        memory."""
+        """Whether the elements of a group lie in separate vectors, and are not adjacent in memory.
+
+        A group is one operand of a dot-product instruction, such as four int8.
+        """
         return self.packed > 1 and self.apart != self.tensor.dtype.bytes
 
 
@@ -147,7 +149,7 @@ class RegisterAccess:
 
     Attributes:
         name: name of the tensor.
-        indices: the index along each dimension, as three parts whose sum it is: pairs (id,
+        indices: the index along each dimension, which is the sum of three parts: pairs (id,
             coefficient) of run-time variables; a constant; pairs (position in a point, coefficient)
             of unrolled axes.
     """

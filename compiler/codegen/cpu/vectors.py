@@ -66,7 +66,8 @@ class LoadSite:
 
     @property
     def dtype(self) -> DType:
-        """The type of an element in memory, or the integer type of a group of packed elements."""
+        """The type of an element in memory; for a group (one operand of a dot product), its integer
+        type."""
         access = self.access
         return access.packed_dtype if access.packed > 1 else stored_dtype(access.tensor.dtype)
 
@@ -83,8 +84,9 @@ class LoadSite:
     def vector(self, lanes: int, active: int, behind: int = 0, dtype: DType | None = None) -> Value:
         """Emit a load of `lanes` contiguous elements that start `behind` bytes after the first one.
 
-        Only the first `active` lanes are read; the others are zero. Groups of packed elements may
-        have any alignment; other elements are aligned to their size.
+        Only the first `active` lanes are read; the others are zero. Elements are aligned to their
+        size, except for groups (operands of dot-product instructions), which may have any
+        alignment.
         """
         emitter, dtype = self.emitter, dtype or self.dtype
         where, vector = self.pointer(behind), type_text(dtype, lanes)
