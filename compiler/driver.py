@@ -172,7 +172,8 @@ def optimise(
         mode: the target and the precision.
         observer: a function that is called with the name of each pass and the graph after it.
         timings: records the time of each pass.
-        choice: adds passes that do not suit the target, and removes others.
+        choice: exceptions from the rule: passes that run although they do not suit the target, and
+            passes that do not run although they do. By default, none.
 
     Raises:
         CompilerError: if a finite weight becomes infinite in the 16-bit type.

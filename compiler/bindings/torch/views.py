@@ -93,7 +93,8 @@ def _made(
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Return whether a node's result is a view of its first argument, or an item of a list."""
+    """Return whether a node's result is a view of its first argument, or an item of a list
+    argument."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:

@@ -536,10 +536,10 @@ def _rows(emitter: Emitter, segment: Segment, counter: Value, first: int) -> tup
 
 
 def _started(context: Context, outer: Bound, segment: Segment) -> Linear:
-    """Return the start of a segment on its axis.
+    """Return the start of a segment (a sequence of equal tiles) on its axis.
 
     For some dynamic sizes, range analysis cannot prove that the start lies within the axis. The
-    start is then a new loop variable, whose range has the known limits.
+    start is then a new loop variable, whose values are declared to lie within the axis.
     """
     start = _moved(outer.start, segment.offset)
     if not is_dynamic(segment.offset):

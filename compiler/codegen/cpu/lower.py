@@ -218,9 +218,9 @@ def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
 
     A segment is a sequence of equal tiles. If the loop contains a nested parallel loop, low and
     high count the tiles of the nested loop, so a thread may start or end within a tile of the outer
-    one. On an axis of fixed extent whose tiles may start at any row, the narrower tile comes first.
-    Each segment's loop compares its bounds with low and high at run time, so the same code serves
-    every thread.
+    one. The narrower tile of remaining rows comes first if the axis has a fixed extent and its
+    tiles may start at any row; otherwise, it comes last. Each segment's loop compares its bounds
+    with low and high at run time, so the same code serves every thread.
     """
     emitter = context.emitter
     context.open_axis(loop.axis)
@@ -324,10 +324,10 @@ def _let(context: Context, let: Let) -> Bound:
 
 
 def _loop_segments(loop: For, *, partial_tiles: bool = False) -> tuple[Segment, ...]:
-    """Return the segments of a loop.
+    """Return the segments of a loop, each a sequence of equal tiles.
 
     With `partial_tiles`, a shorter last tile shares the code of the full tiles where possible
-    (`Tail.PARTIAL`). The total number of tiles does not depend on it.
+    (`Tail.PARTIAL`). The total number of tiles is the same in both cases.
     """
     return segments(
         loop.axis.extent,

@@ -114,12 +114,13 @@ class Access:
     def transposed(self, position: int, lane: int) -> Access:
         """Return the access of one vector after a block of vectors was transposed.
 
-        The block has the rows of an unrolled axis and the columns of the vector axis. The access is
-        that of one column: its lanes lie along the unrolled axis.
+        Before the transposition, the block has one vector for each index of an unrolled axis.
+        Afterwards, it has one vector for each old lane, and the new lanes lie along the unrolled
+        axis.
 
         Args:
-            position: position of the unrolled axis in a point.
-            lane: the number of the column, which is a lane of the old vectors.
+            position: position of the unrolled axis in a point (one index per unrolled axis).
+            lane: the old lane whose new vector is accessed.
         """
         stride = next((s for i, s in self.unrolled if i == position), 0)
         offsets = tuple(stride * i for i in range(len(self.lane_offsets)))
