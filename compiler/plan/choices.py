@@ -36,8 +36,9 @@ class GraphChoice:
         without: passes of the pipeline that do not run.
         including: passes that run although the default rules disable them for the target.
         kept: values that are stored in memory, so that their producer is not fused with their
-            readers. If the result of an anchor is kept, its epilogue becomes a separate kernel. An
-            epilogue that adds the results of two anchors may be fused with the other anchor.
+            readers. For example, if the result of a convolution is kept, the operators after it
+            become a separate kernel, or part of the kernel of another anchor whose result they also
+            read.
         copied: outputs of concatenations and slices that are copies, not views.
         layouts: by the name of a group's output, the layouts that the group writes and reads.
     """

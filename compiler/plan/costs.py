@@ -58,8 +58,8 @@ def _node_macs(node: Node, graph: Graph) -> int:
 def padding_macs(workload: Workload) -> int:
     """Return the number of a workload's `macs` that multiply a zero of a convolution's padding.
 
-    A kernel may omit these multiplications. For a 3x3x3 window over 2x7x7 elements, they are nearly
-    half of all.
+    A kernel may omit these multiplications. For a padded 3x3x3 window over 2x7x7 elements, they are
+    nearly half of all.
     """
     types, total = workload.graph.types, 0
     for node in workload.graph.nodes:
@@ -74,11 +74,11 @@ def padding_macs(workload: Workload) -> int:
 
 
 def _inside(window: Window, dim: int, extent: int, outputs: int) -> int:
-    """Count the pairs of an output and a tap, along one dimension, that read an element of the
-    input.
+    """Count the products, along one dimension of a window, that read an element of the input.
 
-    All other pairs read padding. `extent` is the input's size along the dimension, `outputs` the
-    output's.
+    There is one product for each pair of an output and a tap, an element of the window. All other
+    products read padding. `extent` is the size of the input along the dimension, `outputs` the size
+    of the output.
     """
     stride, total = window.strides[dim], 0
     for tap in range(window.kernel[dim]):
@@ -122,7 +122,8 @@ def _node_flops(node: Node, graph: Graph) -> int:
 def bytes_read(workload: Workload) -> int:
     """Return the bytes that a kernel reads: each input once, as stored.
 
-    If gathers are the only readers of an input, as their table, at most the gathered rows count.
+    If an input is only the table of gathers, the number of its bytes is limited to the rows that
+    the gathers read.
     """
     total = 0
     for name, boundary in zip(workload.graph.inputs, workload.inputs, strict=True):

@@ -83,9 +83,9 @@ class Group:
 def fuse(graph: Graph, kept: Collection[str] = ()) -> tuple[Group, ...]:
     """Assign the nodes of a graph to groups, one per kernel, in topological order.
 
-    A node whose result has no elements is in no group, because there is nothing to compute.
-    Exceptions are `trim`, which also reports the actual extent of an output, and nodes that attach
-    labels (such as names of classes) to an output.
+    A node whose result has no elements is in no group, because there is nothing to compute. Two
+    kinds of node always have a group: `trim`, because it also reports the actual extent of an
+    output, and nodes that attach labels (such as names of classes) to an output.
 
     Args:
         graph: an optimised graph.
@@ -319,10 +319,10 @@ class _Fusion:
         return to.bytes - source.bytes if source.is_float and to.is_float else 0
 
     def _index_maps(self, anchor: Node) -> list[Node]:
-        """Return the nodes that only move elements of an attention's operands, to fuse as index
-        maps.
+        """Return the nodes before an attention that only move elements of its operands.
 
-        Each of their results is read inside the group only. The nodes are marked as grouped.
+        The attention's kernel loads the unmoved operands instead, at other indices. Only nodes
+        whose results are not read outside the group are returned. They are marked as grouped.
         """
         chains = [node for value in anchor.inputs for node in affine_chain(self._graph, value)]
         accepted = {
@@ -405,10 +405,11 @@ def _is_cheap(node: Node) -> bool:
 
 
 def affine_chain(graph: Graph, value: str) -> list[Node]:
-    """Return the producers of a value, nearest first, that only move elements by affine indices.
+    """Return the reshapes, transposes and similar nodes before a value, nearest first.
 
-    An attention kernel vectorises along the last two axes of an operand. The chain therefore ends
-    before a reshape that splits one of these axes.
+    Each of them only moves elements, and an element's old index is an affine function of its new
+    index. An attention kernel vectorises along the last two axes of an operand. The chain therefore
+    ends before a reshape that splits one of these axes.
     """
     axes = [Axis(f"d{d}", e) for d, e in enumerate(graph.types[value].shape)]
     index: tuple[Affine, ...] | None

@@ -5,9 +5,10 @@ Before:                                             After (the image is channels
     %2 = transpose(%1)         1x56x56x96               %2 needs no copy
     %3 = layer_norm(%2, ...)                            {layer_norm}
 
-A channels-last image and its rows of channels have the same bytes. Such a transpose is therefore a
-separate group, and layout assignment decides whether it is a view or a copy. Other transposes
-become index maps of the kernels around them (`fusion`).
+The rows of channels of an image are the NHWC value with the same elements: one row per pixel, with
+all its channels. A channels-last image (logically NCHW) and its rows of channels have the same
+bytes. Such a transpose is therefore a separate group, and layout assignment decides whether it is a
+view or a copy. Other transposes become index maps of the kernels around them (`fusion`).
 """
 
 from __future__ import annotations

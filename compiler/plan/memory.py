@@ -51,7 +51,9 @@ class MemoryPlan:
             runs. For a kernel, these are the buffers that its threads share. For a branch, it is
             the arena of the body that runs. For a loop, these are the arena of its body and the
             body's outputs, which are copied to the states of the next iteration.
-        bodies: by the position of a step, the plans of its bodies, in separate arenas.
+        bodies: by the position of a step, the memory plans of the bodies that it runs. Offsets in
+            such a plan count from the start of the body's own arena, which `shared` places in this
+            arena.
     """
 
     arena_bytes: int

@@ -100,9 +100,10 @@ def fused(graph: Graph, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group,
 def separate_outputs(graph: Graph) -> Graph:
     """Give every graph output a separate buffer.
 
-    Before: `return %0, %1` with an input %0 and `%1 = reshape(%0)`. After: `%0.output =
-    identity(%0)` and `%1 = reshape(%0.copy)`, `%0.copy = identity(%0)`, so that a kernel writes
-    each output. An output of the operator `field` is copied too: it is a view of a larger value.
+    Before: `return %0, %1` with an input %0 and `%1 = reshape(%0)`. After: the outputs are
+    `%0.output = identity(%0)` and `%1 = reshape(%0.copy)` with `%0.copy = identity(%0)`. A kernel
+    then writes each output. An output of the operator `field`, which is a view of a part of a
+    larger value, is copied too.
     """
     made = {node.output: node for node in graph.nodes}
     before: dict[str, Node] = {}  # output -> the copy inserted before the output's node

@@ -1,8 +1,8 @@
 """The offset of a box in the buffer of a tensor with dynamic extents.
 
-An address is a sum over dimensions, and along a dimension a sum over the factors of the layout.
-`compiler.plan.placement.distance` enumerates all addresses; this module compares them factor by
-factor.
+An address is a sum over dimensions. Along a dimension, it is a sum over the factors of the layout,
+the parts into which the layout divides the index. `compiler.plan.placement.distance` enumerates all
+addresses; this module compares them factor by factor.
 """
 
 from __future__ import annotations

@@ -265,7 +265,8 @@ class Views:
         the result.
 
         Writing a piece into the result moves its whole region, if the piece shares memory with
-        other values. The moved region must not overlap other pieces.
+        other values. The moved region must not overlap other pieces. `slots` are the pieces,
+        `offsets` their starts in the result in bytes, and `place` is the placement of the result.
         """
         spans = [
             (offset, offset + self._bytes(slot.value, place))

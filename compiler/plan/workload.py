@@ -152,10 +152,11 @@ class Workload:
 
     @property
     def family(self) -> str:
-        """The key that workloads share if they differ only in inline constants.
+        """The key that workloads share if they differ only in numbers inside the graph.
 
-        Such constants are scales, zero points and bounds, for example. They do not change the
-        instructions, so a schedule that is fast for one of the workloads is fast for all.
+        These numbers are the one-element constants and the float attributes of elementwise
+        operators: scales, zero points and bounds, for example. They do not change the instructions,
+        so a schedule that is fast for one of the workloads is fast for all.
         """
         graph = self.graph
         zeros = {name: np.zeros_like(value) for name, value in graph.constants.items()}
@@ -374,7 +375,8 @@ def _canonical_order(
 ) -> list[Node]:
     """Return the nodes in depth-first order from the output, with commutative operands sorted.
 
-    Computed operands come first, then inputs (the largest first), constants, and inline constants.
+    Computed operands come first, then inputs (the largest first), then constants that are inputs of
+    the workload, and finally the constants in `inline`, which stay in its graph.
     """
 
     def rank(value: str) -> tuple[int, int]:

@@ -34,8 +34,8 @@ def save_artifact(
             the model has none.
         builder: builds the plans' programs.
         folder: destination of the artifact.
-        ports: the inputs and outputs with their dynamic dimensions; None if no named size selects a
-            program.
+        ports: the inputs and outputs with their dynamic dimensions; None if no input has a named
+            dimension.
         timings: adds up the time of each compilation stage.
         check: called with the artifact before it is moved to its destination. If it raises an
             error, the artifact is not moved.

@@ -1,7 +1,9 @@
-"""Matrices of the minimal filtering algorithms F(m, r).
+"""Matrices of the minimal filtering algorithms F(m, r) that Winograd convolution uses.
 
-Cook-Toom construction over given points and infinity: Winograd, "Arithmetic Complexity of
-Computations" (1980); Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016).
+F(m, r) computes m outputs of a filter of r taps with m + r - 1 products: it evaluates polynomials
+at that many interpolation points, one of which is infinity, and interpolates their product. The
+construction is that of Cook and Toom: Winograd, "Arithmetic Complexity of Computations" (1980);
+Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016).
 """
 
 from __future__ import annotations
@@ -47,9 +49,9 @@ class Filtering:
 
 @memo(64)
 def filtering(outputs: int, taps: int, points: tuple[Fraction, ...]) -> Filtering:
-    """Return the matrices of F(outputs, taps), the algorithm for `outputs` results of `taps` taps.
+    """Return the matrices of F(m, r), the algorithm for m outputs of a filter of r taps.
 
-    Rows of B^T are scaled to a leading coefficient of +-1.
+    Each row of B^T is scaled so that its leading coefficient is 1 or -1.
 
     Args:
         outputs: number of outputs, m.

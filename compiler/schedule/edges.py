@@ -24,7 +24,7 @@ from tilewright.compiler.sizes import always_less
 
 @dataclass(frozen=True)
 class EdgePart:
-    """A problem restricted to a range of one of its output axes.
+    """A part of a `Problem` (a workload as one expression): a range of one of its output axes.
 
     Attributes:
         problem: the restricted problem, over `axis` instead of the original axis.
@@ -44,7 +44,7 @@ def edge_parts(problem: Problem, axis: Axis) -> tuple[EdgePart, ...]:
     """Divide an output axis into its first, middle and last outputs; return the non-empty parts.
 
     Windows of the first and last outputs reach beyond the image. If the axis may be too short for
-    both edges, the result is the whole problem as one clipped part.
+    both edges, the result is a single clipped part with all outputs.
     """
     first, last = tile_edges(problem.reduction, axis)
     if not always_less(first + last - 1, axis.extent):

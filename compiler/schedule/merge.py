@@ -1,9 +1,12 @@
-"""Merge adjacent axes, of the output or of a reduction, that every access traverses as one.
+"""Merge adjacent axes, of the output or of a reduction, into one axis.
 
 Before: `out[n, c, h, w] = x[n, c, h, w] + b[c]` over h: 28, w: 28.
 After:  `out[n, c, hw] = x[n, c, hw] + b[c]` over hw: 784.
 Before: `out[n, c] = sum over h, w of x[n, c, h, w]`; after: over hw.
-Also called loop collapsing or coalescing; `fuse` in Halide.
+
+Two axes can be merged if every load that depends on them uses them as the indices of two adjacent
+dimensions, and the layouts of the tensors let these dimensions become one. Also called loop
+collapsing or coalescing; `fuse` in Halide.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ def one_expression(workload: Workload) -> Problem | None:
 
 
 def merge_axes(problem: Problem) -> Problem:
-    """Merge adjacent axes of a problem until no pair can be merged."""
+    """Merge adjacent axes of a problem (a workload as one expression) until no pair can be
+    merged.
+    """
     merged = True
     while merged:
         merged = False
@@ -86,8 +91,8 @@ def _merge(problem: Problem, first: Axis, second: Axis) -> Problem | None:
 def _merge_load(load: Load, first: Axis, second: Axis, joint: Axis) -> Load | None:
     """Return a load with two adjacent axes replaced by `joint`, the merged axis.
 
-    A load that depends on neither axis is unchanged. The result is None if the load does not
-    traverse both axes as one.
+    A load that depends on neither axis is unchanged. The result is None if the axes cannot be
+    merged, for example because the load depends on only one of them.
     """
     used = {axis for index in load.index for axis in index.axes()}
     if first not in used and second not in used:

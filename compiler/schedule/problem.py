@@ -38,10 +38,11 @@ from tilewright.compiler.plan.workload import Boundary, Workload
 
 @dataclass(frozen=True)
 class Problem:
-    """A workload as one tensor expression: `output[index] = expr` for all values of `axes`.
+    """A workload, or a part of its output, as one tensor expression.
 
-    For example, relu(add(conv(x, w), b)) becomes `max(Reduce(sum, (ic, kh, kw), x[..] * w[..]) +
-    b[d1], 0)`.
+    The expression computes `output[index] = expr` for all values of `axes`. For example,
+    relu(add(conv(x, w), b)) becomes `max(Reduce(sum, (ic, kh, kw), x[..] * w[..]) + b[d1], 0)`.
+    `inputs` are the workload's inputs as tensors with their layouts.
     """
 
     workload: Workload

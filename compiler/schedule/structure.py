@@ -35,7 +35,15 @@ same cache sets."""
 
 @dataclass(frozen=True, slots=True)
 class LoopSpec:
-    """The properties of a loop that `nest` builds; the fields are those of `For`."""
+    """The properties of a loop that `nest` builds.
+
+    Attributes:
+        axis: the axis over which the loop runs.
+        step: the size of the loop's tiles.
+        peel: whether the first and the last full tile are emitted as static code.
+        unroll: whether all tiles are emitted as static code.
+        lets: values that each iteration computes first.
+    """
 
     axis: Axis
     step: int = 1
@@ -289,7 +297,9 @@ def kernel_of(
     output: Tensor | None = None,
     transforms: tuple[tuple[str, Transform], ...] = (),
 ) -> Kernel:
-    """Build the kernel of a problem from its stages: the last step of every template.
+    """Build the kernel of a problem (a workload as one expression) from its stages.
+
+    Every template ends with this step.
 
     Args:
         problem: the problem.

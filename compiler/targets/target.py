@@ -112,7 +112,7 @@ class Target(JsonValue):
         load may read the scalars of `lane_factors` steps at once; they stay in a register until the
         last of these unrolled steps. This needs one register per row, and therefore applies only to
         as many rows as there are free registers. The accumulators, one row of the panel and one
-        load ahead occupy the other registers.
+        vector that is loaded in advance occupy the other registers.
         """
         spare = self.vector_registers - rows * vectors - vectors - 1
         together = self.lane_factors
@@ -248,9 +248,10 @@ class Target(JsonValue):
 
     @property
     def has_scalar_dot(self) -> bool:
-        """Whether the products in a group of integers are computed one at a time.
+        """Whether the target multiplies a vector of int16 by a scalar in one instruction.
 
-        Such a target multiplies a vector of int16 by a scalar in one instruction.
+        In place of a dot-product instruction, code then multiplies the elements of a group one at a
+        time.
         """
         return self.widening is not None and not self.widening.intrinsic
 
@@ -305,10 +306,13 @@ class Target(JsonValue):
         return None
 
     def with_vector_bits(self, vector_bits: int) -> Target:
-        """Return the target with narrower vectors, named `name:bits`.
+        """Return the target with vectors of `vector_bits` bits, named `name:bits`.
+
+        With its present width, the result is the target itself, under its present name.
 
         Raises:
-            UnknownTargetError: if the width is not a power of two from 64 up to `vector_bits`.
+            UnknownTargetError: if the width is not a power of two from 64 up to the target's own
+                width.
         """
         if vector_bits == self.vector_bits:
             return self

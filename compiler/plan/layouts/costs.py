@@ -100,11 +100,13 @@ def convolution(
 def _winograd(
     node: Node, weight: tuple[int, ...], result: tuple[int, ...], weight_macs: float
 ) -> float:
-    """Estimate the cost of a convolution by Winograd's algorithm, relative to the direct algorithm.
+    """Estimate the cost of Winograd's algorithm for a convolution, relative to the direct
+    algorithm.
 
-    The result is at most 1, for a layout with contiguous channels. The cost includes the
-    multiplications, the transforms, and loading the weights. Transformed weights are larger, which
-    matters if the image has few pixels. `weight` and `result` are shapes.
+    The result is at most 1, because the direct algorithm is used if it is cheaper. The channels are
+    assumed to be contiguous. The cost includes the multiplications, the transforms, and loading the
+    weights. Transformed weights are larger, which matters if the image has few pixels. `weight` and
+    `result` are shapes.
     """
     spatial = len(weight) - 2
     steps = ints(node.attrs, "strides", (1,) * spatial)

@@ -366,9 +366,11 @@ class Options:
         return found
 
     def _lies_inside(self, whole: str, part: str, start: tuple[int, ...], layout: Layout) -> bool:
-        """Whether a part at `start` has the same bytes inside the whole as in a separate buffer.
+        """Whether `part` can be a view of `whole`, if both have the layout `layout`.
 
-        Its address must also be aligned to `ALIGNMENT_BYTES`.
+        `start` is the index in `whole` of the first element of `part`. The elements of `part` must
+        have the same relative addresses as in a separate buffer, and the address of the first one
+        must be aligned to `ALIGNMENT_BYTES`.
         """
         types, place = self._graph.types, Placement(layout)
         apart = distance(types[whole].shape, place, types[part].shape, place, start)

@@ -60,8 +60,8 @@ class Pbqp:
     def solve(self) -> list[int]:
         """Return the index of the option chosen for each node.
 
-        The choice is optimal if every node could be folded into its neighbours. Otherwise it costs
-        no more than the result of a greedy walk over the nodes in order.
+        The choice is optimal if every node had at most two neighbours when it was eliminated.
+        Otherwise it costs no more than the result of a greedy walk over the nodes in order.
         """
         found, exact = _Reduction(self._costs, self._edges).run()
         if exact:

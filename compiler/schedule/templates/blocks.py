@@ -169,9 +169,11 @@ def analyse(workload: Workload) -> Blocks | None:
 
 
 def _counts(body: Expr) -> tuple[int, StepWork]:
-    """Count the operations of a step; return `Blocks.unpacked` and `Blocks.work`.
+    """Count the operations of one step of a sum whose body is the expression `body`.
 
-    `body` is the expression that is summed.
+    Returns:
+        Number of values per step that are computed from weights only and combined with each row,
+            and the operation counts.
     """
     roles = {node: {load.tensor.role for load in loads(node)} for node in walk(body)}
     computed = [node for node in roles if isinstance(node, Op | Cast)]

@@ -1,10 +1,11 @@
 """GEMM, GEMV and direct convolution: a sum of products with a two-dimensional register tile.
 
-One operand is read along the lanes (weights packed in panels, or rows that are contiguous in
-memory), the other is broadcast. The tile has `tile` broadcast points by `vectors` vectors of
-accumulators; the whole reduction runs inside it. Goto and van de Geijn, "Anatomy of
-High-Performance Matrix Multiplication" (2008); Georganas et al., "Anatomy of High-Performance Deep
-Learning Convolutions" (2018).
+One factor, the streamed operand, is read along the lanes: weights packed in panels, or rows that
+are contiguous in memory. The other factor is broadcast to all lanes. The register tile has
+accumulators for `tile` rows, each with a different broadcast factor, by `vectors` vectors; the
+whole reduction runs inside it. Goto and van de Geijn, "Anatomy of High-Performance Matrix
+Multiplication" (2008); Georganas et al., "Anatomy of High-Performance Deep Learning Convolutions"
+(2018).
 
 `contraction_analysis.py` finds the roles of axes and operands, `contraction_space.py` defines the
 knobs and the default (by the scores of tiles in `contraction_score.py`), `contraction_lowering.py`

@@ -56,7 +56,8 @@ class Contraction:
         broadcast: the stored factor that is broadcast to all lanes.
         streamed: the stored factor that is read along the lanes.
         lanes: the output axis along the vectors.
-        tile: the output axis of the broadcast points of the register tile.
+        tile: the output axis along the rows of the register tile; each row has one broadcast factor
+            per step.
         outer: the other output axes, without `batch`.
         batch: output axes that index both factors.
         channel: the reduction axis that is split and unrolled.
@@ -163,7 +164,8 @@ class Contraction:
 
         They hold the sums, one row of the panel, and one broadcast factor. If the target has no
         dot-product instruction for the types, each factor needs registers for two halves, and the
-        product needs one more. So does the product of an instruction that does not accumulate.
+        product needs one more register. The product also needs one if the instruction does not add
+        to an accumulator.
         """
         if self.group == 1:
             return tile_registers(target, tile, vectors, self.registers_per_vector)

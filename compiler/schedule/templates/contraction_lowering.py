@@ -208,12 +208,11 @@ def _joined(found: Contraction, target: Target, vectors: int) -> int:
 def weight_prefetch(
     found: Contraction, schedule: Schedule, target: Target, loops: Sequence[LoopSpec]
 ) -> tuple[int, tuple[Tile, ...]]:
-    """Return the prefetch distance of weights in bytes, and the loops whose tiles divide the
-    prefetching.
+    """Return how a schedule prefetches weights: a distance in bytes, and loops that share the work.
 
-    The distance is 0 if the streamed operand is not a weight. Loops are returned only if the
-    schedule prefetches the next panel: each tile that reads a panel then prefetches a part of the
-    next one.
+    With a fixed distance, there are no such loops. If the schedule prefetches the next panel, the
+    result has the distance to that panel and `loops`: each of their tiles reads the same panel, and
+    prefetches a part of the next one. The distance is 0 if the streamed operand is not a weight.
 
     Raises:
         ScheduleError: if the distance to the next panel depends on dynamic sizes.
@@ -231,7 +230,7 @@ def weight_prefetch(
 def _partial(
     found: Contraction, target: Target, rows: int, vectors: int, unroll: int
 ) -> tuple[Axis, ...]:
-    """Return the reduction axes whose points get separate accumulators.
+    """Return the reduction axes whose unrolled steps get separate accumulators.
 
     Consecutive multiply-adds into one accumulator wait for each other. Separate accumulators avoid
     the wait. They are used if the tile has few vectors and enough registers are free.
@@ -257,12 +256,12 @@ def _is_packed(found: Contraction, schedule: Schedule) -> bool:
 def reduction_tiles(
     found: Contraction, unroll: int, static_taps: bool
 ) -> tuple[list[Tile], list[Tile]]:
-    """Return the loops over the reduction, outermost first, and the points unrolled in the register
-    tile.
+    """Return the loops over the reduction, and the steps that each iteration of the innermost one
+    unrolls.
 
-    If channels are stored in blocks, the order of the loops is: block, window, channel in the
-    block. Otherwise it is: channel, window. `unroll` counts groups of channels. `static_taps`
-    unrolls the last axis of the window.
+    The loops are ordered from the outermost to the innermost. If channels are stored in blocks, the
+    order is: block, window, channel in the block. Otherwise it is: channel, window. `unroll` counts
+    groups of channels. `static_taps` unrolls the last axis of the window.
     """
     reduce: list[Tile] = []
     block, group = found.channel_block, found.group
@@ -287,9 +286,10 @@ def reduction_tiles(
 def loops_around(
     found: Contraction, order: str, tile: int, width: int, peel: bool
 ) -> list[LoopSpec]:
-    """Return the loops over register tiles of `tile` points by `width` lanes, outermost first.
+    """Return the loops over register tiles of `tile` rows by `width` lanes, outermost first.
 
-    `order` is the value of the knob `order`. If `peel` is true, the loop over the points is peeled.
+    `order` is the value of the knob `order`. If `peel` is true, the first and the last full tile of
+    the loop over rows are emitted as static code.
     """
     across = [LoopSpec(found.lanes, width)]
     along = [LoopSpec(found.tile, tile, peel=peel)] if found.tile else []
@@ -305,7 +305,8 @@ def loops_around(
 
 
 def _panels(found: Contraction, width: int, lanes: int, *, packed: bool) -> _Panels:
-    """Return the streamed operand in panels of `width` lanes: [width panels][reduction...][width].
+    """Return the streamed operand in panels of `width` lanes, in the layout
+    [panels][reduction...][width].
 
     If `packed` is false, the operand is read in place.
 
@@ -415,7 +416,7 @@ def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _P
 def _packed_broadcast(found: Contraction, tile: int) -> tuple[Expr, tuple[Tensor, ...]]:
     """Return the broadcast operand and its packed tensors, if any.
 
-    A weight is packed so that the points of a tile are contiguous.
+    A weight is packed so that the factors of a register tile's rows are contiguous.
     """
     load = found.broadcast
     if not isinstance(load, Load) or load.tensor.role is not Role.WEIGHT or found.tile is None:

@@ -148,9 +148,9 @@ def _groups(found: Contraction) -> int:
 def _taps(found: Contraction) -> tuple[str, ...]:
     """Return the allowed forms, "loop" and "unroll", of the last window axis.
 
-    The axis may reach into padding that is not stored. Along the tile axis, taps in the padding are
-    skipped for single points, which requires unrolling. Along any other axis, the range of a loop
-    can be clipped.
+    The window may reach into padding that is not stored. Taps in the padding must be skipped. Along
+    the tile axis, they are skipped separately for each row of the register tile, which requires
+    unrolling. Along any other axis, the range of a loop can be clipped.
     """
     last, outputs = found.window[-1], set(found.problem.axes)
     padded = [
@@ -216,7 +216,8 @@ def _fits_tiles(found: Contraction, target: Target, choice: Mapping[str, Choice]
     """Whether an assignment suits the tile registers of the target (AMX).
 
     They must hold the sums and both factors, and must be full except at the end of the rows. The
-    knobs that tile registers do not use must have their neutral values.
+    knobs that tile registers do not use must have the values without effect: no unrolling, no
+    division of the sum, and no prefetching.
     """
     registers, tile, vectors = target.tiles, int(choice["tile"]), int(choice["vectors"])
     if registers is None or found.tile is None:
@@ -384,12 +385,13 @@ def _order_of_rows(rows: Axis, tile: int, threads: int) -> str:
 
 
 def _order_of_images(found: Contraction, core: CoreModel) -> str | None:
-    """Return the value of the knob `order` for a product whose lanes are the pixels of an image's
-    row.
+    """Return the knob `order` of a product whose lanes are the pixels of an image's row.
 
-    The result is None for other products. Each row of the image has its own panels. With the panels
-    outermost, each is read only once. But each output row is then written in parts of a panel,
-    which are not whole cache lines, with much time between adjacent parts.
+    Each row of the image has its own panels. With `lanes-inner`, all panels of a row are read again
+    for each tile of output channels, and each output row is written at once. This is the result if
+    the panels of a row fit a fast cache. Otherwise, the result is `lanes-middle`, with which each
+    panel is read only once. Each output row is then written in parts of a panel, which are not
+    whole cache lines, with much time between adjacent parts. The result is None for other products.
     """
     moved = axes_of(found.streamed)
     inside = {*found.outer} and {*found.outer} <= moved

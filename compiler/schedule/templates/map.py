@@ -118,7 +118,15 @@ def transposed_axis(problem: Problem, lanes: int) -> Axis | None:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """The tile sizes of the loops, the unrolled points of a tile, and the vector axes."""
+    """The tiles of a map: the sizes of the loops' steps, and how one tile is computed.
+
+    Attributes:
+        steps: the tile size along each axis.
+        points: the axes of the register tile, which are unrolled.
+        vector: the axis along the lanes, with its step.
+        store_vector: the axis along which transposed tiles are stored; None if tiles are not
+            transposed.
+    """
 
     steps: Mapping[Axis, int]
     points: tuple[Tile, ...]

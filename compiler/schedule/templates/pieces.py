@@ -25,10 +25,11 @@ from tilewright.compiler.schedule.templates.map import UNROLLS, map_stage
 
 @memo(256)
 def analyse(workload: Workload) -> tuple[Problem, ...] | None:
-    """Return one problem per piece of the output of a concatenation or padding, in order.
+    """Return how each piece of the output of a concatenation or padding is computed, in order.
 
-    A piece is a box of the output, copied from an operand or filled with a constant. The result is
-    None for a workload that is not a single operator of the kind PIECES.
+    A piece is a box of the output, copied from an operand or filled with a constant. Its `Problem`
+    is one expression for all elements of the box. The result is None for a workload that is not a
+    single operator of the kind PIECES.
     """
     nodes, graph = workload.graph.nodes, workload.graph
     if len(nodes) != 1 or ops.get(nodes[0].op).kind is not OpKind.PIECES:

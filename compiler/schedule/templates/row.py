@@ -222,10 +222,17 @@ than computing it again."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reduced:
-    """One reduction as a compute, before its loops are divided into steps.
+    """One reduction, before its loops are divided into steps.
 
-    `vector` is the reduced axis along which the lanes run. It is None if they run along rows, or if
-    the compute is scalar.
+    Attributes:
+        reduction: the reduction.
+        axes: its axes with more than one index.
+        body: the reduced expression, which reads the results of inner reductions.
+        stores: the stores of the result, to the output or to a register.
+        vector: the reduced axis along which the lanes run; None if they run along rows, or if the
+            reduction is computed as scalars.
+        skips_padding: whether taps in the padding are skipped, because zeros would change the
+            result.
     """
 
     reduction: Reduce
@@ -240,8 +247,11 @@ class _Reduced:
 class _Passes:
     """The passes of a row operator, independent of loop steps.
 
-    `reduced` has the reductions, inner ones first, and `last` is the value of the last pass.
-    `along` is the axis of rows along which the lanes run, if any. `tiny` rows are unrolled.
+    Attributes:
+        reduced: the reductions, inner ones first.
+        last: the value that the last pass stores; None if the output has one element per row.
+        along: the axis of rows along which the lanes run; None if they run along the reduced axis.
+        tiny: whether rows are so short that their loops are unrolled.
     """
 
     reduced: tuple[_Reduced, ...]

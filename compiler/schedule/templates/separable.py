@@ -5,7 +5,8 @@ one.
         line[i] = max over kh of x[h * s + kh - p, i]        lanes along i, taps outside left out
         y[w] = max over kw of line[w * s + kw]               lanes along w, or along the channels
 
-`line` is scratch memory. Around the line are padding elements that do not change any result, such
+The line is scratch memory for the results of the first pass. It has an element for each input
+position along the last axis, and padding elements around them that do not change any result, such
 as -inf for a maximum. Vectors therefore never read outside the image. The work for a window of k by
 k taps is 2 k instead of k * k. For sums, rounding errors are smaller than with a single sum of all
 taps, because chains of additions are shorter.
@@ -150,10 +151,12 @@ def _along(problem: Problem, lanes: Axis, along: Axis) -> Separable | None:
 
 
 def _line(load: Load, along: Axis, taps: Sequence[Axis]) -> tuple[Affine, int] | None:
-    """Return the index of a load along the line, and the extent of its dimension.
+    """Return the index at which a load reads along the axis of the second pass, and the extent
+    there.
 
-    The result is None unless this is the only index that contains `along`, and consists of `along`
-    and one window axis.
+    The second pass runs along the output axis `along`, and `taps` are the window axes. The result
+    is None unless exactly one index of the load contains `along`, and this index consists of
+    `along` and one window axis, such as `2 w + kw - 1`.
     """
     dims = [dim for dim, index in enumerate(load.index) if along in index.axes()]
     if len(dims) != 1:
@@ -170,7 +173,10 @@ def _line(load: Load, along: Axis, taps: Sequence[Axis]) -> tuple[Affine, int] |
 
 
 def _at_column(node: Expr, index: Affine, column: Axis) -> Expr | None:
-    """Replace the index along the line in a load by `column`; return None for any other node."""
+    """Replace `index`, by which a load reads along the axis of the second pass, by `column`.
+
+    The result is None for a node that is not a load.
+    """
     if not isinstance(node, Load):
         return None
     return Load(node.tensor, tuple(affine(column) if i == index else i for i in node.index))
@@ -226,7 +232,7 @@ def _lower(found: Separable, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def _scratch(found: Separable, lanes: int) -> Tensor:
-    """Return the scratch tensor of the padded line.
+    """Return the scratch tensor of the line, padding elements included.
 
     If the lanes are channels, each element of the line is one vector of channels.
     """
@@ -245,15 +251,19 @@ def _element(found: Separable, line: Tensor, position: Affine) -> Load:
 
 
 def _tile(found: Separable, axis: Axis, vectors: int, lanes: int) -> tuple[LoopSpec, list[Tile]]:
-    """Return the loop along the line in tiles of `vectors` vectors, and the points of one tile."""
+    """Return the loop over `axis` in steps of `vectors` vectors, and the unrolled axes of one step.
+
+    The first pass has such a loop over the elements of the line, the second pass over the outputs.
+    """
     if found.lanes == found.along:
         return LoopSpec(axis, vectors * lanes), [Tile(axis, lanes)]
     return LoopSpec(axis, vectors), [Tile(axis), Tile(found.lanes, lanes)]
 
 
 def _around(found: Separable, line: Tensor, lanes: int) -> tuple[Node, ...]:
-    """Return loops that write the padding before and after the line: the neutral element of the
-    reduction.
+    """Return loops that write the padding elements before and after the line.
+
+    Their value is the neutral element of the reduction.
     """
     reduction = found.problem.reduction
     assert isinstance(reduction.combiner, Combiner)
@@ -275,7 +285,9 @@ def _around(found: Separable, line: Tensor, lanes: int) -> tuple[Node, ...]:
 
 
 def _first_pass(found: Separable, line: Tensor, vectors: int, lanes: int) -> tuple[Node, ...]:
-    """Return the first pass, which reduces the window across the line and writes the line."""
+    """Return the first pass, which reduces the window along the axes `across` and writes the
+    line.
+    """
     reduction = found.problem.reduction
     loop, points = _tile(found, found.column, vectors, lanes)
     target = _element(found, line, affine(found.column) + found.before)
@@ -292,7 +304,9 @@ def _first_pass(found: Separable, line: Tensor, vectors: int, lanes: int) -> tup
 
 
 def _second_pass(found: Separable, line: Tensor, vectors: int, lanes: int) -> tuple[Node, ...]:
-    """Return the second pass, which reduces the taps along the line and writes the outputs."""
+    """Return the second pass, which reads the line, reduces along the axis `taps` and writes the
+    outputs.
+    """
     problem = found.problem
     loop, points = _tile(found, found.along, vectors, lanes)
     place = affine(found.along) * found.step + affine(found.taps) * found.dilation + found.first

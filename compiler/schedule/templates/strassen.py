@@ -369,9 +369,10 @@ def _products(
 ) -> tuple[tuple[Node, ...], ...]:
     """Return, for each of the seven products, its loops for a panel of columns.
 
-    If the number of rows may be odd, they include the product's contribution to the row that
+    If the number of rows may be odd, the loops include the product's contribution to the row that
     remains. The products may run in any order. The register tile has `rows` rows of `vectors`
-    vectors. `ahead` is the prefetching of weights, as from `weight_prefetch`.
+    vectors. `ahead` is the prefetch distance of weights and the loops that share the prefetching,
+    as from `weight_prefetch`.
     """
     width = vectors * lanes
     steps, points = reduction_tiles(found.quarter, unroll, static_taps=False)

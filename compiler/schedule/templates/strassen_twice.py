@@ -298,7 +298,7 @@ def _products(
 ) -> list[Node]:
     """Return the loops over the second-level products.
 
-    Each is added to one or two quadrants of a first-level product.
+    Each of these products is added to one or two quadrants of a first-level product.
     """
     step = Tile(found.depth, min(schedule.integer("unroll"), found.depth.extent))
     tile = (Tile(found.depth), Tile(found.rows), Tile(found.columns, lanes))

@@ -112,8 +112,8 @@ class WindowReduction:
     def steps(self, target: Target) -> int:
         """Return the number of multiplications or other operations for one output.
 
-        Each point of the window counts as one, and so does a dot-product instruction with its four
-        taps.
+        Each tap of the window counts as one. Four taps count as one if a dot-product instruction
+        multiplies them.
         """
         dot = self.dot_on(target)
         return _taps(self) if dot is None else _taps(self) // dot.extent * -(-dot.extent // GROUP)
@@ -221,9 +221,9 @@ def _padded_by(found: WindowReduction, taps: Axis) -> set[Axis]:
 def _has_static_row(found: WindowReduction) -> bool:
     """Whether the last window axis can be unrolled while the other window axes are loops.
 
-    Taps in the padding must be skipped. Along the tile axis, unrolled taps are skipped for single
-    points. Along any other output axis, only a loop over taps can be clipped, so that unrolling is
-    not possible.
+    Taps in the padding must be skipped. Along the tile axis, unrolled taps are skipped separately
+    for each output of the tile. Along any other output axis, only a loop over taps can be clipped,
+    so that unrolling is not possible.
     """
     axes = _window_axes(found)
     few = always_less(_taps(found), _UNROLLED_TAPS + 1)
@@ -298,9 +298,9 @@ def _fits(found: WindowReduction, mode: Mode, choice: Mapping[str, Choice]) -> b
 
 
 def _is_crowded(found: WindowReduction, target: Target) -> bool:
-    """Whether the weights of all taps leave too few registers for the points of a tile.
+    """Whether the weights of all taps leave too few registers for the outputs of a tile.
 
-    Loading the weights of one row of taps at a time then leaves registers for more points, and
+    Loading the weights of one row of taps at a time then leaves registers for more outputs, and
     needs fewer loads in total.
     """
     weights = found.steps(target) if found.problem.product is not None else 0
@@ -308,10 +308,11 @@ def _is_crowded(found: WindowReduction, target: Target) -> bool:
 
 
 def _holds_pixels(target: Target, points: int) -> bool:
-    """Whether LLVM would keep the pixels of all points in registers, and therefore spill.
+    """Whether LLVM would keep one pixel per output of a tile in registers, and therefore spill.
 
-    This happens on targets that multiply a vector by a scalar register: pixels stay in registers
-    from one weight to the next, because no multiply-add reads memory.
+    `points` is the number of outputs of the tile. Pixels stay in registers on targets that multiply
+    a vector by a scalar register: no multiply-add reads memory there, so that a loaded pixel is
+    used for one weight after the other.
     """
     return target.has_vector_scalar_products and 2 * points + 1 > target.vector_registers
 

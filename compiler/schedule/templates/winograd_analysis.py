@@ -42,10 +42,11 @@ class Side:
         return self.taps - self.stride * (self.reach - 1)
 
     def alpha(self, outputs: int) -> int:
-        """Return the number of points of a transformed tile with `outputs` outputs along this
-        dimension.
+        """Return the number of elements of a transformed tile along this dimension.
 
-        Each point is one product for each pair of an input and an output channel.
+        It is m + r - 1 for m `outputs` and phases of at most r taps (`reach`). Each element is a
+        point at which the algorithm multiplies a transformed input by a transformed weight, for
+        each pair of an input and an output channel.
         """
         return outputs + self.reach - 1
 
@@ -104,10 +105,10 @@ class Winograd:
         return tuple(outputs if d in sides else 1 for d in range(len(self.shape)))
 
     def points(self, outputs: int) -> int:
-        """Return the number of points of a transformed tile: the product over the transformed
+        """Return the number of elements (points) of a transformed tile, over all transformed
         dimensions.
 
-        A tile has `outputs` outputs along each of them.
+        A tile has `outputs` outputs along each of these dimensions.
         """
         return prod(side.alpha(outputs) for side in self.sides)
 

@@ -6,12 +6,14 @@ For each block of tiles, three loop nests run one after the other, while V and M
     M[x, y, oc, tile] = sum over phase, ic of V[x, y, tile, phase, ic] * U[x, y, oc, phase, ic]
     output[oc, tile] = A^T M A, then the epilogue
 
-Tiles are numbered over all images, rows and columns, so that a block may have any number of them.
-If tiles do not divide the image, or blocks do not divide the tiles, the last ones start earlier and
-overlap others, whose outputs are computed twice. If the number of tiles is dynamic and may be
-small, the last block is a partial one instead. A window of stride `s` is divided into `s` windows
-of stride 1, its phases (polyphase decomposition), which are summed like further channels. Phases
-with one tap less than the others need no product at infinity.
+The pairs (x, y) are the points of a transformed tile; each point has a separate matrix product over
+the channels. Tiles are numbered over all images, rows and columns, so that a block may have any
+number of them. If tiles do not divide the image, or blocks do not divide the tiles, the last ones
+start earlier and overlap others, whose outputs are computed twice. If the number of tiles is
+dynamic and may be small, the last block is a partial one instead. A window of stride `s` is divided
+into `s` windows of stride 1, its phases (polyphase decomposition), which are summed like further
+channels. Phases with one tap less than the others need no product at the last point, which stands
+for infinity.
 """
 
 from __future__ import annotations
@@ -99,9 +101,12 @@ def lower(found: Winograd, schedule: Schedule, mode: Mode) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Consecutive points along one transformed dimension at which the same phases have a product.
+    """Consecutive points along one transformed dimension at which the same phases are multiplied.
 
-    `first` and `count` are the range of points; `phases` is the number of phases.
+    Attributes:
+        first: the first point.
+        count: the number of points.
+        phases: the number of phases that are multiplied at these points.
     """
 
     first: int
@@ -111,9 +116,14 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Product:
-    """The products of a range of points: `V[left] * U[right]`, summed and stored in M.
+    """The matrix products at a range of points of the transformed tiles, summed over phases.
 
-    `loops` iterate over the points, `steps` over the phases.
+    Attributes:
+        loops: the loops over the points.
+        steps: the loops over the phases.
+        left: the load of an element of the transformed input V.
+        right: the index of an element of the transformed weights U.
+        stores: the store of the sum in M.
     """
 
     loops: tuple[LoopSpec, ...]
@@ -127,8 +137,8 @@ class _Product:
 class _Panels:
     """The transformed weights in panels of `width` filters.
 
-    `bodies` has the summed expression of each element of `_Blocks.parts`, which reads these
-    weights.
+    `bodies` are the expressions that the matrix products of `_Blocks.parts` sum, in the same order.
+    They read these weights.
     """
 
     width: int
@@ -305,8 +315,9 @@ class _Blocks:
 
     @cached_property
     def parts(self) -> tuple[_Product, ...]:
-        """The matrix products, grouped by ranges of points at which the same phases have a
-        product."""
+        """The matrix products, one for each range of points at which the same phases are
+        multiplied.
+        """
         t, oc, ic = self.axes
         found = []
         for parts in product(*(self._parts(side) for side in self.sides)):
@@ -377,7 +388,7 @@ def _quotient(number: Axis, divisor: int) -> Affine:
 
 
 def _products(blocks: _Blocks, panels: _Panels, unroll: int, tile: int) -> tuple[NestNode, ...]:
-    """Return the loops of the matrix products, one product for each point."""
+    """Return the loops of the matrix products: one product for each point of a transformed tile."""
     t, oc, ic = blocks.axes
     points = (Tile(ic), Tile(t), Tile(oc, blocks.lanes))
     across, step = [LoopSpec(oc, panels.width), LoopSpec(t, tile)], Tile(ic, unroll)
