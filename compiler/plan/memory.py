@@ -88,10 +88,10 @@ def plan_memory(
 
     Args:
         plan: a graph plan of fixed sizes.
-        shared_bytes: sizes of the buffers that a kernel needs in addition to operands and results;
-            by default none.
-        may_alias: which inputs a step may overwrite; by default `may_overwrite`. Plans of bodies
-            always use the default.
+        shared_bytes: returns the sizes of the buffers that the threads of a step's kernel share, in
+            addition to operands and results; by default none.
+        may_alias: returns whether a step may overwrite an input; by default `may_overwrite`. Plans
+            of bodies always use the default.
 
     Raises:
         ValueError: if the plan's views require two offsets for one value.

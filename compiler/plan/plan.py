@@ -322,10 +322,10 @@ class GraphPlan:
         return int(axis) if isinstance(axis, int) else None
 
     def labels(self, port: str) -> Labels | None:
-        """Return the labels of the elements of an input or output, such as names of classes.
+        """Return the table by which an input or output represents strings or dictionaries.
 
-        `port` is the name of the input or output. The result is None if the elements are plain
-        numbers.
+        `port` is the name of the input or output. The strings may be names of classes, for example.
+        The result is None if the elements are plain numbers.
         """
         if port in self.graph.inputs:
             readers = map(labels_of, self.graph.consumers(port))
@@ -342,8 +342,8 @@ class GraphPlan:
     def _declaring_node(self, output: str) -> Node | None:
         """Return the node that may declare the labels or the list of a graph output.
 
-        This is the producer of the output, or the node before it if the producer only trims the
-        output to its actual size.
+        This is the producer of the output. If the producer only trims the output (limits it to the
+        extent that is known after a run), it is the producer of the untrimmed value.
         """
         node = self.graph.producer(output)
         return self.graph.producer(node.inputs[0]) if node and node.op == "trim" else node

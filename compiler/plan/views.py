@@ -348,6 +348,8 @@ def view_offset(node: Node) -> int:
 def _fixed(graph: Graph, work: Sequence[tuple[Group, LayoutChoice]]) -> set[str]:
     """Return the values in the caller's buffers: inputs, outputs, and values of which an output is
     a view.
+
+    `work` has the groups of the graph in order, each with its layouts.
     """
     fixed = {*graph.inputs, *graph.outputs}
     for group, _ in reversed(work):

@@ -373,10 +373,12 @@ def _inline_constants(
 def _canonical_order(
     graph: Graph, made: Mapping[str, Node], output: str, inline: Collection[str]
 ) -> list[Node]:
-    """Return the nodes in depth-first order from the output, with commutative operands sorted.
+    """Return the nodes in depth-first order from the output, with the operands of commutative nodes
+    sorted.
 
-    Computed operands come first, then inputs (the largest first), then constants that are inputs of
-    the workload, and finally the constants in `inline`, which stay in its graph.
+    The order of operands is: computed operands, inputs (the largest first), constants that are
+    inputs of the workload, and constants in `inline`, which stay in its graph. `made` has the nodes
+    by their outputs.
     """
 
     def rank(value: str) -> tuple[int, int]:

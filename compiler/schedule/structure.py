@@ -139,9 +139,10 @@ def aligned(load: Load, tiles: Mapping[Axis, int], vector: Tile) -> bool:
 
 
 def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) -> bool:
-    """Whether all values of an index in one tile have the same quotient by `block`, for every tile.
+    """Whether an index stays within one block of `block` consecutive values during each tile.
 
-    A vector that covers whole blocks is also accepted.
+    `tiles` has the tile size along each axis, 1 by default. A vector that covers whole blocks is
+    also accepted.
     """
     rest = [(term, coefficient) for term, coefficient in index.terms if coefficient % block != 0]
     first = index.constant % block

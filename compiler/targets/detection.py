@@ -96,7 +96,8 @@ def best_target(facts: DeviceFacts) -> tuple[Target, str]:
 
     This is the target that describes the device's CPU. A device may lack features of that target,
     for example in a virtual machine. The result is then a target of the same CPU with fewer
-    features. If no such target is described, it is the strongest baseline that the device runs.
+    features. If no such target is described, it is the strongest baseline that the device runs: a
+    target that does not describe a single CPU, such as `x86-64-v3`.
 
     Raises:
         UnknownTargetError: if the device runs no described target.

@@ -12,9 +12,9 @@ from tilewright.compiler.targets.device import available_cores
 def granted_cores(root: Path = Path("/")) -> int:
     """Return the number of cores that this process may keep busy, at least 1.
 
-    The process may run on a certain number of cores. The result is this number, limited to the CPU
-    quota of its Linux control groups (version 1 or 2), which is converted to cores and rounded
-    down.
+    This is the number of cores on which the process may run, but at most the CPU quota of its Linux
+    control groups (version 1 or 2), converted to cores and rounded down. `root` is the folder that
+    contains `proc` and `sys`.
     """
     granted = float(len(available_cores()))
     for group in _control_groups(root):

@@ -259,7 +259,7 @@ class Target(JsonValue):
     def has_int8_dot(self) -> bool:
         """Whether a dot-product instruction adds products of 8-bit integers to int32 sums.
 
-        The signedness of the factors does not matter.
+        The factors may be signed, unsigned, or one of each: one supported combination is enough.
         """
         lanes = self.lanes(DType.INT32)
         both = (DType.UINT8, DType.INT8)

@@ -80,8 +80,8 @@ def fits_block(channels: int, groups: int, block: int) -> bool:
     """Whether channels may be stored in blocks of `block` channels.
 
     The last block may be partly unused, if the unused part is at most the fraction `PADDING_LIMIT`
-    of the channels. In a grouped convolution the channels of each group must fill whole blocks,
-    unless each group has a single channel.
+    of the channels. In a convolution with several `groups`, the channels of each group must fill
+    whole blocks, unless each group has a single channel.
     """
     each = channels // groups
     if groups > 1 and each > 1:

@@ -182,8 +182,8 @@ class Contraction:
         """Return the number of loads per step for the factors of a tile's rows.
 
         In general, this is `Target.scalar_loads`. If the rows are contiguous in memory, one load
-        has the factors of several rows. If there are too few channels to load several at once, each
-        row needs one load.
+        reads the factors of several rows. If there are too few channels to load the factors of
+        several steps at once, each row needs one load.
         """
         together, size = target.lane_factors, self.broadcast.dtype.bytes * self.group
         if self._row_stride == size == DType.FLOAT32.bytes:
@@ -254,8 +254,9 @@ class Contraction:
     def exceeds_cache_sets(self, core: CoreModel) -> bool:
         """Whether the channels of one row conflict in the second-level cache.
 
-        This happens if the distance of blocks of channels is a power of two, as in an image of
-        128x128 pixels. The blocks then map to few cache sets, which cannot hold all of them.
+        This happens if the distance between blocks of channels is a multiple of a large power of
+        two, as in an image of 128x128 pixels. The blocks then map to few cache sets, which cannot
+        hold all of them.
         """
         load, sets = self.broadcast, core.cache_bytes[1] // core.level2_ways
         if not isinstance(load, Load) or load.tensor.role is Role.WEIGHT or not self.channel_block:
@@ -344,8 +345,9 @@ def _group(
     groups.
 
     A group fills 32 bits. Its channels must be contiguous in the left factor, and contiguous or
-    packable in the right one. `axes` are the axes of the lanes and of the channels, and `block` is
-    the layout block of the channels.
+    packable in the right one. Only weights are packable if the contraction has a window
+    (`windowed`). `axes` are the axes of the lanes and of the channels, and `block` is the layout
+    block of the channels.
     """
     lanes, channel = axes
     if dot_operands(problem.reduction.body) is None or channel.extent == 1:
@@ -446,7 +448,7 @@ def _channel_block(operands: Sequence[Load], channel: Axis) -> int | None:
 def _lie_together(load: Expr, channel: Axis) -> bool:
     """Whether the channels of a pixel are contiguous and fill at least one cache line.
 
-    The channels are then the inner loop and the taps the outer one, so that each line is loaded
+    If so, the loop over channels is inside the loop over taps, so that each cache line is loaded
     once.
     """
     if not isinstance(load, Load) or not unit_stride(load, channel) or is_padded(load, channel):

@@ -152,8 +152,10 @@ def _turned(target: Load, along: Axis, turned: Axis, lanes: int) -> _Tiles:
 
 
 def _plain(problem: Problem, unroll: int, lanes: int) -> _Tiles | None:
-    """Return tiles of vectors along the contiguous axis of the output, or None if the output has no
-    such axis.
+    """Return tiles of `unroll` vectors along the contiguous axis of the output.
+
+    If this axis is not the innermost loop (blocked channels), a tile has one vector at each of
+    `unroll` steps of the innermost loop. The result is None if the output has no contiguous axis.
     """
     along = vector_axis(problem.output, problem.axes)
     if along is None:

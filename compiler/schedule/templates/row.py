@@ -369,10 +369,11 @@ _CHAINS = 4
 
 
 def _apart(axes: Sequence[Axis], along: Axis, unroll: int, lanes: int) -> tuple[Axis, ...]:
-    """Return the reduced axis that gets separate accumulators; () if none does.
+    """Return the reduced axis whose unrolled steps get separate accumulators; () if none does.
 
-    This is the last reduced axis, if it is long and only one vector of rows is computed at a time.
-    With one accumulator, each step would wait for the previous one.
+    This is the last reduced axis, if it is long and only one vector of rows is computed at a time
+    (`unroll` is 1 or the rows fill one vector). With one accumulator, each step would wait for the
+    previous one.
     """
     alone = always_less(along.extent, min(unroll, 2) * lanes)
     long = axes and always_less(4 * _CHAINS, axes[-1].extent)

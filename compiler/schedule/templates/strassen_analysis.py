@@ -241,10 +241,10 @@ def combinations(
 def size_factor(core: CoreModel) -> float:
     """Return the factor by which a core's minimum sizes for Strassen's algorithm are multiplied.
 
-    The factor is at most 1, relative to the core on which the minimum sizes were measured. It is
-    smaller for a core that performs fewer multiply-adds in the time in which a weight arrives from
-    the cache: omitting a product then saves more. It is larger for a core that needs more rows
-    before the algorithm is faster.
+    The factor is 1 for the core on which the minimum sizes were measured, and never larger. It is
+    proportional to the multiply-adds that a core performs in the time in which a weight arrives
+    from the cache: with fewer of them, omitting a product saves more. It is also proportional to
+    the number of rows from which the algorithm is faster (`CoreModel.strassen_rows`).
     """
     rows = core.strassen_rows / _MEASURED_ROWS
     return min(1.0, rows * core.cached_weight_macs / _MEASURED_MACS)

@@ -298,7 +298,9 @@ def _products(
 ) -> list[Node]:
     """Return the loops over the second-level products.
 
-    Each of these products is added to one or two quadrants of a first-level product.
+    Each of these products is added to one or two quadrants of a first-level product. `left` is the
+    tensor of the combinations of A's blocks, `weight` the load of the packed combinations of B's
+    blocks, and `parts` the tensor of the first-level products.
     """
     step = Tile(found.depth, min(schedule.integer("unroll"), found.depth.extent))
     tile = (Tile(found.depth), Tile(found.rows), Tile(found.columns, lanes))
@@ -330,7 +332,7 @@ def _part(found: Strassen, parts: Tensor, first: Affine, quadrant: int) -> Load:
 
 
 def _results(found: Strassen, lanes: int, parts: Tensor) -> list[Node]:
-    """Return the loops that add the first-level products to C and apply the epilogue."""
+    """Return the loops that add the first-level products (`parts`) to C and apply the epilogue."""
     nodes: list[Node] = []
     for second in range(4):
         added = [_part(found, parts, Affine((), n), second) for n in range(len(PRODUCTS))]

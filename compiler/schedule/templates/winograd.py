@@ -245,7 +245,8 @@ def _cost(
 def _direct_cost(found: Winograd, target: Target) -> float:
     """Estimate the time of the direct algorithm, in units of one multiplication.
 
-    It may be faster for narrow types, which Winograd's algorithm converts to float32.
+    For narrow types, the direct algorithm may be faster than Winograd's, which converts them to
+    float32.
     """
     direct = contraction_analysis.analyse(found.problem.workload)
     weights = prod(found.weight.shape)
@@ -255,8 +256,11 @@ def _direct_cost(found: Winograd, target: Target) -> float:
 
 
 def _overlapped(multiply: float, fetch: float) -> float:
-    """Return the time of multiplications while weights are loaded; 30 % of the shorter time is
-    not hidden."""
+    """Return the time of multiplications whose weights are loaded at the same time.
+
+    `multiply` and `fetch` are the times of the multiplications and of the loads alone. 30 % of the
+    shorter time is not hidden by the longer one.
+    """
     return max(multiply, fetch) + 0.3 * min(multiply, fetch)
 
 

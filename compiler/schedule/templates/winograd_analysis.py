@@ -115,7 +115,8 @@ class Winograd:
     def products(self, outputs: int) -> int:
         """Return the number of multiplications per tile and pair of an input and an output channel.
 
-        It includes all phases.
+        The number includes all phases. `outputs` is the number of outputs of a tile along a
+        transformed dimension.
         """
         return prod(s.stride * (s.alpha(outputs) - 1) + s.full for s in self.sides)
 

@@ -153,8 +153,9 @@ class DotInstruction:
             result must be added to the accumulator.
         reversed: whether the intrinsic takes right, left, accumulator, in this order.
         seven_bits: whether the most significant bit of each `left` element must be 0.
-        for_bytes: whether a target without an instruction for 8-bit integers converts them to int16
-            for this one, because its products are faster than those of float32.
+        for_bytes: for an instruction for int16: whether a target without an instruction for 8-bit
+            integers converts them to int16 and uses this one, because it is faster than products of
+            float32.
     """
 
     feature: str

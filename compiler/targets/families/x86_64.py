@@ -262,7 +262,14 @@ def _pairs(feature: str, lanes: int, name: str, *, for_bytes: bool = True) -> Do
     The variant for bytes, vpmaddubsw, is not used, because it saturates. With vectors of up to 256
     bits, a core starts as many products of pairs per cycle as multiply-adds of float32, and adds
     them in other units. Whole 8-bit models ran at 1.2 to 1.4 times the speed of float32 products
-    (Zen 3). With 512 bits, two units do everything, and the pairs gain nothing.
+    (Zen 3). With 512 bits, multiplications and additions share two units, and the pairs gain
+    nothing.
+
+    Args:
+        feature: the LLVM feature that has the instruction; "" for SSE2.
+        lanes: number of int32 sums in a vector.
+        name: LLVM's name of the intrinsic, without `llvm.x86.`.
+        for_bytes: as in `DotInstruction`.
     """
     intrinsic = ((lanes, f"llvm.x86.{name}"),)
     return DotInstruction(
