@@ -432,7 +432,8 @@ def _cuts(index: Affine, axes: Sequence[Axis]) -> bool:
 def _index_of_operand(
     node: Node, kind: TensorType, index: tuple[Affine, ...]
 ) -> tuple[Affine, ...] | None:
-    """Return the index at which a movement operator reads its operand for an index of its result.
+    """Return the index at which a movement operator reads its operand for the element `index` of
+    its result.
 
     `kind` is the type of the operand. The result is None for a reshape without an affine index map.
     """

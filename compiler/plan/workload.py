@@ -262,8 +262,8 @@ def extract_workload(
     nodes read, or that nothing reads.
 
     Raises:
-        InvalidModelError: if the graph has no node of a name, or if the nodes do not have exactly
-            one output.
+        InvalidModelError: if `nodes` has a name that no node of the graph has, or if the nodes do
+            not have exactly one output.
     """
     given = boundaries or {}
     inside: dict[str, Node] = {}
@@ -320,14 +320,14 @@ def extract_workload(
 
 @memo(2048)
 def _at(workload: Workload, values: tuple[tuple[str, int], ...]) -> Workload:
-    """`Workload.at`, memoised: a job needs the same sizes in each of its phases."""
+    """`Workload.at`, memoised, because several phases of a job need the same sizes."""
     known = dict(values)
     return replaced(workload, lambda size: at(size, known))
 
 
 @memo(2048)
 def _within(workload: Workload, ranges: tuple[Dimension, ...]) -> Workload:
-    """`Workload.within`, with the ranges in the order of the dimensions."""
+    """`Workload.within`, memoised; `ranges` has one range per dimension, in their order."""
     own: dict[Dimension, Dimension] = dict(zip(workload.dimensions, ranges, strict=True))
     still_open = [old for old, new in own.items() if not _is_one(new)]
     for number, old in enumerate(still_open):

@@ -52,7 +52,7 @@ def untuned_schedule(workload: Workload, mode: Mode) -> Schedule:
     It is the first of `untuned_schedules` that lowers for all sizes of the workload.
 
     Raises:
-        CompilerError: if no template applies, or none of them lowers a dynamic workload.
+        CompilerError: if no template applies, or no schedule lowers a dynamic workload.
     """
     tried = untuned_schedules(workload, mode)
     if not workload.dimensions:

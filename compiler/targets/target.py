@@ -216,7 +216,7 @@ class Target(JsonValue):
     def matrix(self, left: DType, right: DType, accumulator: DType) -> MatrixInstruction | None:
         """Return the matrix-multiply instruction (`MatrixInstruction`) for these types, or None.
 
-        The result is also None if the target's vectors do not have MATRIX_BITS bits.
+        The result is also None if the target's vectors are not 128 bits wide (MATRIX_BITS).
         """
         for found in self.family.matrix if self.vector_bits == MATRIX_BITS else ():
             types = found.left, found.right, found.accumulator

@@ -398,7 +398,8 @@ def _layouts(
 def copied(kind: TensorType, source: Placement, target: Placement) -> float:
     """Return the cost of a copy of a value from one placement to another.
 
-    Its bytes are read and written once; the cost is zero if both placements are the same bytes.
+    The value's bytes are read and written once. The cost is zero if the value has the same bytes in
+    both placements.
     """
     if same_storage(kind.shape, source, target):
         return 0.0

@@ -137,7 +137,8 @@ class _Reduction:
     def _fold(self, node: int) -> None:
         """Remove a node with at most two neighbours, without loss.
 
-        For each option of its neighbours, the node's minimum cost is added to their costs or to the
+        For each option of a single neighbour, the minimum cost of the node is added to the
+        neighbour's cost. For each pair of options of two neighbours, it is added to the cost of the
         edge between them.
         """
         edges = self._detach(node)

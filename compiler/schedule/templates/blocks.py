@@ -169,11 +169,10 @@ def analyse(workload: Workload) -> Blocks | None:
 
 
 def _counts(body: Expr) -> tuple[int, StepWork]:
-    """Count the operations of one step of a sum whose body is the expression `body`.
+    """Count the operations of each step of a sum.
 
-    Returns:
-        Number of values per step that are computed from weights only and combined with each row,
-            and the operation counts.
+    `body` is the expression that is summed. The result has the number of values per step that are
+    computed from weights only and combined with each row, and the operation counts.
     """
     roles = {node: {load.tensor.role for load in loads(node)} for node in walk(body)}
     computed = [node for node in roles if isinstance(node, Op | Cast)]
@@ -214,8 +213,8 @@ def _default(found: Blocks, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
 def _score(found: Blocks, mode: Mode, choice: Mapping[str, Choice]) -> float:
     """Estimate the efficiency of an assignment: useful operations divided by all operations.
 
-    All rows of a tile share the operations on weights only. All vectors share the operations on
-    rows only. Long code reduces the score slightly.
+    Operations on weights only are executed once for all rows of a tile, and operations on rows only
+    once for all vectors. Long code reduces the score slightly.
     """
     tile, vectors, unroll = (int(choice[key]) for key in ("tile", "vectors", "unroll"))
     work = found.work

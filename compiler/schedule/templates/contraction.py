@@ -36,10 +36,11 @@ def _default(found: Contraction, mode: Mode, knobs: tuple[Knob, ...]) -> Schedul
 def _any_rows(found: Contraction, mode: Mode, is_dynamic: bool) -> Schedule | None:
     """Return a schedule for any number of rows of a product with weights; None for other workloads.
 
-    If a program has several numbers of rows, each has its own kernel, and the kernels share packed
-    weights. Rows are then the outermost loop, and only the code for the last partial tile differs.
-    If the number of rows is dynamic, one kernel serves all of them and uses the default order of
-    loops. With rows outermost, it would read all weights again for each tile of rows.
+    If `is_dynamic` is false, there is a separate kernel for each number of rows, and the kernels
+    share packed weights. Rows are then the outermost loop, and only the code for the last partial
+    tile differs. If `is_dynamic` is true, one kernel serves all numbers of rows and uses the
+    default order of loops. With rows outermost, it would read all weights again for each tile of
+    rows.
     """
     algorithm = _algorithm(found)
     any_rows = rows_schedule(found, mode, algorithm)

@@ -226,7 +226,7 @@ class _Reduced:
 
     Attributes:
         reduction: the reduction.
-        axes: its axes with more than one index.
+        axes: the axes of the reduction with an extent above 1.
         body: the reduced expression, which reads the results of inner reductions.
         stores: the stores of the result, to the output or to a register.
         vector: the reduced axis along which the lanes run; None if they run along rows, or if the
@@ -371,9 +371,8 @@ _CHAINS = 4
 def _apart(axes: Sequence[Axis], along: Axis, unroll: int, lanes: int) -> tuple[Axis, ...]:
     """Return the reduced axis whose unrolled steps get separate accumulators; () if none does.
 
-    This is the last reduced axis, if it is long and only one vector of rows is computed at a time
-    (`unroll` is 1 or the rows fill one vector). With one accumulator, each step would wait for the
-    previous one.
+    This is the last reduced axis, if it is long and there are so few rows that a tile would have
+    only one accumulator. Each step would then wait for the previous one.
     """
     alone = always_less(along.extent, min(unroll, 2) * lanes)
     long = axes and always_less(4 * _CHAINS, axes[-1].extent)

@@ -1,9 +1,9 @@
 """Two levels of Strassen's algorithm for the product of rows with a constant matrix.
 
-Each of the seven products of the first level is computed by seven products of a sixteenth of the
-whole size: 49 replace 64. Combinations of the weights are packed at compile time, and take 49/16
-times the memory of the weights. The combinations of A's blocks are stored with the rows of a
-register tile adjacent, so that one load reads the factors of four rows:
+Each of the seven products of the first level is computed by seven products of blocks that are a
+sixteenth of the matrices: 49 products replace 64. Combinations of the weights are packed at compile
+time, and take 49/16 times the memory of the weights. The combinations of A's blocks are stored with
+the rows of a register tile adjacent, so that one load reads the factors of four rows:
 
     for each pass over A: left[i, q] = block q of combination i of A's quadrants, transposed
     left[i, 4..8] = the five sums of left[i, 0..3]

@@ -497,8 +497,8 @@ class Family:
         """Return LLVM's names of a CPU's features: those reported by Linux, and `known_features`.
 
         Args:
-            processor: `DeviceFacts.processor`.
-            linux_names: `DeviceFacts.features`.
+            processor: identifier of the CPU (`DeviceFacts.processor`).
+            linux_names: the features that Linux reports, by Linux's names (`DeviceFacts.features`).
         """
         present = frozenset(linux_names)
         found = {ours for ours, theirs in self.linux_features.items() if theirs in present}
@@ -537,8 +537,9 @@ class Family:
         Args:
             cpu: LLVM's name of the CPU that the code was generated for.
             switches: features in LLVM's notation ("+avx2", "-gfni").
-            processor: `DeviceFacts.processor`.
-            linux_names: `DeviceFacts.features`.
+            processor: identifier of the CPU that would run the code (`DeviceFacts.processor`).
+            linux_names: the features that Linux reports for it, by Linux's names
+                (`DeviceFacts.features`).
         """
         if not linux_names:
             return ()
