@@ -149,7 +149,10 @@ class Artifact:
 
     @property
     def reads(self) -> LiveIns:
-        """The inputs of an unsegmented model, with the supported ranges of their dimensions."""
+        """The model's inputs, with the ranges of sizes that the artifact supports.
+
+        Segmented models do not use this property.
+        """
         inputs = zip(self.programs[0].program.inputs, self.ports.inputs.values(), strict=True)
         crossings = tuple(
             LiveIn(port.name, "", port.dtype, dims, deciding=False, text=port.labels is not None)
@@ -262,7 +265,10 @@ class Artifact:
 
     @property
     def served_text(self) -> str:
-        """The supported sizes and ranges for messages, such as `sequence=16; sequence 1..512`."""
+        """The sizes that the programs support, as text such as `sequence=16; sequence 1..512`.
+
+        In this example, one program has a fixed size, and another one accepts a range.
+        """
         return "; ".join(
             ranges_text(entry.program.dimensions) or sizes_text(entry.sizes)
             for entry in self.programs

@@ -107,10 +107,10 @@ class BoundKernel:
         return seconds
 
     def inner_for(self, sample_seconds: float, limit: int = 1 << 20) -> int:
-        """Return a number of consecutive runs for one sample of about `sample_seconds`.
+        """Return the number of consecutive runs that take about `sample_seconds` together.
 
-        The kernel is timed with increasing numbers of runs, until a sample takes at least half of
-        `sample_seconds` or the number reaches `limit`.
+        Increasing numbers of runs are timed. The result is the first that takes at least half of
+        `sample_seconds`, or `limit` if smaller numbers take less time.
         """
         inner = 1
         while inner < limit:
@@ -142,9 +142,10 @@ def reference_seconds(threads: int = 1) -> tuple[float, float]:
     loads from 8 MiB. Each time is the minimum of three.
 
     An increase of the first time shows that the CPU throttles, an increase of the second that other
-    processes use its caches. The code always runs on the calling thread. `threads` selects the
-    clock of the measurements with which the times are compared: CPU time for 1, otherwise wall
-    time. The call takes about 2 ms.
+    processes use its caches. The call takes about 2 ms.
+
+    The code always runs on the calling thread alone. `threads` selects the clock, as for kernels:
+    CPU time for 1, otherwise wall time.
     """
     seconds = np.empty((REFERENCE_ROUNDS, 2), np.float64)
     zeros = _zeros()

@@ -405,9 +405,8 @@ def _mapping(key: Codec, one: Codec, length: Length) -> Codec:
 def _each(made: str, is_usual: str, items: str, length: Length) -> list[str]:
     """Return the source lines of a reader that converts all items of a list or an object.
 
-    The lines name the data `data`, and iterate over the items with the variable `at`. If an item is
-    malformed, its position follows from the number of items that `at` has left, and is added to the
-    error.
+    In these lines, the variable `data` has the JSON data, and `at` is an iterator over its items.
+    If an item is malformed, the lines add its position to the error.
 
     Args:
         made: source of the result, an expression that consumes `at`.

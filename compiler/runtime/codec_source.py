@@ -56,7 +56,7 @@ class FormField:
 
 
 class FunctionSource:
-    """The source lines of a generated Python function, and the objects that they name."""
+    """The source lines of a generated Python function, and the objects that its names refer to."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

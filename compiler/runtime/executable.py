@@ -223,9 +223,8 @@ class Executable(Model):
     def rooms(self) -> tuple[tuple[int, ...], ...]:
         """For each slack capacity in `Program.rooms`, the indices of the outputs that have it.
 
-        The result is `()` if the program cannot use slack. To use it, each output with slack must
-        be able to overwrite an input with slack, and each input with slack must have such an
-        output.
+        The result is `()` if runs cannot use slack: an output with slack may not overwrite any
+        input with slack, or an input with slack may not be overwritten by any output.
         """
         program, continued = self.program, self._continued.values()
         with_room = {k for k, port in enumerate(program.inputs) if port.room is not None}
@@ -259,7 +258,8 @@ class Executable(Model):
 
         Args:
             arrays: the inputs, in order.
-            rooms: the slack capacity for each of `Program.rooms`, in elements; `()` for no slack.
+            rooms: the number of unused rows for each slack capacity in `Program.rooms`; `()` for
+                no slack.
 
         Raises:
             InvalidInputError: if a dimension is outside its range.
@@ -295,9 +295,9 @@ class Executable(Model):
             given: maps the index of an output to the array in which it is stored, of the output's
                 shape and dtype. It must not overlap an input, except for the input in `in_place`
                 that the output may overwrite. The caller must keep the memory valid during the run.
-            rooms: the slack capacity for each of `Program.rooms`, in elements; `()` for no slack.
-                Inputs and outputs with slack must be `Placed` at the start of buffers that have
-                this many additional elements along the growing dimension.
+            rooms: the number of unused rows for each slack capacity in `Program.rooms`; `()` for
+                no slack. Inputs and outputs with slack must be `Placed` at the start of buffers
+                that have this many additional rows.
             stop: as in `run`.
 
         Returns:

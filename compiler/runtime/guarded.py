@@ -66,14 +66,14 @@ class GuardedModel(Model):
     Each program is compiled only once, even if several threads need it at the same time.
 
     Args:
-        ports: the model's inputs and outputs, with numbers for dimensions whose size is fixed.
+        ports: the model's inputs and outputs with their dimensions.
         first: the segment boundary before the first node of the model.
         make: a function that compiles the missing segment for a guard and adds it to
             `SegmentBoundary.made`. Calls are serialised by a lock.
-        part: a function that returns the same model with other names of input dimensions. It is
-            called if two dimensions with the same name have different sizes in a run, and gives
-            them separate names. By default, such a run compiles its own program if the compiler is
-            available, and is an error in an artifact.
+        part: a function that returns the same model with other names of input dimensions. If two
+            dimensions with the same name have different sizes in a run, it is called with separate
+            names for them. If `part` is None, such a run compiles a separate program, or raises
+            InvalidInputError if the model is segmented or was loaded from an artifact.
 
     Raises:
         InvalidArgumentError: if the model pads its inputs, but an output could not be cropped.
@@ -321,10 +321,11 @@ class GuardedModel(Model):
         return self._stage(self._first, self._values(arrays))[0].program
 
     def _first_to_try(self, facts: SegmentGuard) -> Executable | None:
-        """Return the program with the guard `facts`, if `run` may call it before any other check.
+        """Return the program with the guard `facts`, if it may run on all inputs that it accepts.
 
-        The result is None if a program for fixed sizes or with padded inputs may have to run
-        instead, or if the program itself does not reject all sizes outside the model's ranges.
+        A run can then use it without comparing guards. The result is None for a segmented model,
+        if a program with fixed sizes has priority for some sizes, if inputs may be padded, or if
+        the program accepts sizes outside the model's ranges.
         """
         cut = self._first
         listed_ = cut.served or ()
@@ -471,7 +472,10 @@ class GuardedModel(Model):
     def _padded(
         self, values: Mapping[str, Array], labels: bool, stop: StopFlag | None
     ) -> tuple[list[Array], list[Ran]]:
-        """Pad the inputs to the sizes of a program, run the program, and crop the outputs."""
+        """Pad the inputs to the sizes of a program, run the program, and crop the outputs.
+
+        Return the cropped outputs, and a list with one item: the program and its padded inputs.
+        """
         sizes = dict(self._first.reads.exact(values).sizes)
         larger = self._next_sizes(sizes)
         padded = {

@@ -64,12 +64,15 @@ def ranges_from_json(data: Mapping[str, str]) -> dict[str, Dimension]:
 
 
 def size_to_json(size: int) -> int | str:
-    """Convert a size to JSON: an integer, or a string such as "2*batch+1" for a dynamic size."""
+    """Convert a size to JSON: an integer, or a string such as "2*batch+1" for a dynamic size.
+
+    `size` is an `int` or a `Size` (`compiler.sizes`), a formula that type checkers see as an `int`.
+    """
     return str(size) if is_dynamic(size) else size
 
 
 def size_from_json(value: Any, known: Mapping[str, Dimension]) -> int:
-    """Convert the output of `size_to_json` back to a size.
+    """Convert the output of `size_to_json` back to an integer or a dynamic size.
 
     `known` maps names to the dynamic dimensions that a formula may contain.
 
@@ -268,9 +271,10 @@ class KernelSpec(JsonValue):
         """Substitute the dynamic dimensions in a formula of this kernel, and return the result.
 
         Args:
-            size: a fixed size, or a formula over the dimensions `KernelSpec.sizes`.
-            sizes: the value of each of these dimensions: an integer, or a dynamic size of a
-                program, in which case the result is a dynamic size too.
+            size: an integer, or a formula (`compiler.sizes.Size`) over the dimensions
+                `KernelSpec.sizes`.
+            sizes: the value of each of these dimensions: an integer, or a formula over the
+                dimensions of a program. With such formulas, the result is a formula too.
         """
         if not is_dynamic(size):
             return size
@@ -280,7 +284,8 @@ class KernelSpec(JsonValue):
     def check_sizes(self, sizes: tuple[int, ...]) -> None:
         """Raise ValueError if a value of a dynamic dimension can be outside the dimension's range.
 
-        `sizes` has an integer or a dynamic size of a program for each of `KernelSpec.sizes`.
+        `sizes` has the value of each dimension in `KernelSpec.sizes`: an integer, or a formula over
+        the dimensions of a program.
         """
         if len(sizes) != len(self.sizes):
             raise ValueError(

@@ -155,8 +155,9 @@ def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Ar
 def _sums_of_parts(spec: BufferSpec, source: Array, out: Bytes | None) -> Array | None:
     """Pack weights of Strassen's algorithm faster than `make_weight`; return None for others.
 
-    Each slice of these weights is one block of the source, or the sum or difference of two blocks.
-    Sums are written directly to the output, without a temporary array of the full size.
+    Along the first axis of these weights, each element is one block of the source, or the sum or
+    difference of two blocks. Sums are written directly to the output, without a temporary array of
+    the full size.
 
     The float32 sums equal float64 sums rounded to float32: rounding twice equals rounding once if
     the wider type has at least twice the digits plus two (Figueroa, "When is double rounding
@@ -188,10 +189,10 @@ def _sums_of_parts(spec: BufferSpec, source: Array, out: Bytes | None) -> Array 
 
 
 def _add_up(terms: list[list[tuple[bool, int]]], parts: list[Array], out: Array) -> None:
-    """Write the sum of one or two signed blocks into each slice of `out`.
+    """Write the sum of one or two signed blocks into each `out[i]`.
 
-    `terms` has, for each slice, pairs (is positive, index in `parts`), at least one of them
-    positive.
+    `terms[i]` has a pair (is positive, index in `parts`) for each of these blocks. At least one
+    block is positive.
     """
     for row, slot in zip(terms, out, strict=True):
         (_, first), *others = sorted(row, reverse=True)  # a positive part first
@@ -261,9 +262,10 @@ def bfloat16_type() -> np.dtype | None:
 def _in_logical_order(
     flat: Array, even: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 ) -> Array:
-    """Return a view of a physical buffer as an array of the split shape, in logical order.
+    """Return a view of a physical buffer in logical order, with one axis per part of an axis.
 
-    `even` is the result of `_even_split`, whose second item is the split shape.
+    `even` describes the layout: the padded logical shape, the shape of the result, and the order of
+    the result's axes in memory.
     """
     _, split_shape, order = even
     physical = flat.reshape([split_shape[axis] for axis in order])

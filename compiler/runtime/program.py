@@ -125,13 +125,17 @@ class Slices:
     def most(self, sizes: Mapping[str, int]) -> int:
         """Return the maximum number of batch elements per slice.
 
-        `sizes` maps the names of the program's other dimensions to their sizes in the run.
+        `sizes` maps the names of dynamic dimensions to their sizes in the run, for all dimensions
+        except the batch.
         """
         return max(self.least, self.budget // max(1, at(self.bytes, sizes)))
 
 
 def slot_start(number: int) -> int:
-    """Return the dynamic size that stands for the offset of a slot in the arena, in bytes."""
+    """Return the offset of a slot in the arena in bytes, as a dynamic size.
+
+    A run replaces the dynamic size, which type checkers see as an `int`, by the computed offset.
+    """
     return dynamic_size(slot_dimension(number))
 
 
@@ -141,9 +145,9 @@ def slot_dimension(number: int) -> SlotDimension:
 
 
 def slot_end(number: int, slot: Slot) -> int:
-    """Return the dynamic size that stands for the end of a slot in the arena, in bytes.
+    """Return the end of a slot in the arena in bytes, as a dynamic size.
 
-    It is aligned, so that another slot may start there.
+    The end is aligned, so that another slot may start there.
     """
     return slot_start(number) + aligned_bytes(slot.bytes)
 
@@ -160,9 +164,10 @@ class Port:
             `shape` contains its maximum. None for other ports.
         labels: the table of strings or keys, if the elements represent strings or dictionaries.
         room: for an array with slack capacity, the dimension along which its buffer has unused
-            elements, and the extent of this dimension in memory.
-        part_of: the name of the model's list output of which this port is an element.
-        integers: for an input, the range [low, high) of integers for random test data.
+            elements, and the extent of this dimension in memory. None for other arrays.
+        part_of: if the port is an element of a list that the model returns, the name of the list.
+        integers: for an input of integers, the range [low, high) of random test data; None for
+            [0, 2).
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(

@@ -243,9 +243,10 @@ class LiveIns:
         return found
 
     def _open(self, sizes: Mapping[str, int]) -> set[str]:
-        """Return the names of dimensions and elements whose sizes may become dynamic in a guard.
+        """Return the names in `sizes` whose sizes may become dynamic in a guard.
 
-        `sizes` maps all these names to their sizes in one run.
+        `sizes` maps the names of dimensions, and of the elements of shape-determining values, to
+        their sizes in one run.
         """
         found = {n for n, size in sizes.items() if size > 0 or self._range(n).low == 0}
         for crossing in self.crossings:
@@ -311,10 +312,10 @@ class SegmentBoundary(Generic[P]):
         made: the compiled segments after the boundary, by guard.
         reason: the reason why a program with dynamic sizes is impossible; empty if no reason was
             found.
-        asked: maps guards with ranges to the error of their compilation, because the ranges do not
-            determine the result of a condition. Single sizes within the ranges may compile.
-        refused: maps guards with ranges, for which the model is invalid, to the error. Single sizes
-            within the ranges may be valid.
+        asked: guards with ranges for which the compilation failed, with the error: some condition
+            holds only for a part of the ranges. Single sizes within the ranges may compile.
+        refused: guards with ranges for which the model is invalid, with the error. The model may be
+            valid for single sizes within the ranges.
         own: guards of fixed sizes for which a separate program is compiled, although a program with
             ranges accepts these sizes.
         served: the guards of an artifact's segments; None if further segments can be compiled.

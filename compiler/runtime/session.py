@@ -54,7 +54,7 @@ class Session:
         inputs: the dimensions of the model's inputs, by name and in order.
         outputs: the names of the model's outputs, in order.
         fitting: a function that returns the executable for a step, given all inputs including
-            states; None if the step needs several executables.
+            states. It returns None if the step needs several executables.
         run: a function that runs the model on all inputs, for steps that need several executables.
         states: maps the name of each state's output to the name of its input.
         initial: maps names of inputs to the initial values of states.
@@ -189,9 +189,9 @@ class Session:
         """Check that an executable can run steps of this session.
 
         Raises:
-            InvalidArgumentError: if the output of a state cannot be its next input: their dtypes or
-                shapes differ, its number of elements depends on data, or its buffer has unused
-                elements other than slack capacity.
+            InvalidArgumentError: if the output of a state cannot be the state's next input: their
+                dtypes or shapes differ, the output's number of elements depends on data, or the
+                output's buffer has unused elements other than slack capacity.
             InvalidInputError: if an initial value has a wrong dtype.
         """
         program = executable.program

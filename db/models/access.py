@@ -51,8 +51,14 @@ class RateLimitRow(Base):
 class IdempotencyRow(Base):
     """A request that was sent with an idempotency key, and the response to it.
 
-    If the client repeats the request, it is not executed again: it gets the stored `status` and
-    `answer` (the body). They are None until the first execution ends.
+    A client that repeats the request gets the stored response, and the request is not executed
+    again.
+
+    Attributes:
+        digest: a digest of the request: method, path, query and body.
+        holder: a random name of the request's execution.
+        until: the time until which only this execution may answer the request.
+        status, answer: the status and the body of the response; None until the execution ends.
     """
 
     __tablename__ = "idempotency_keys"

@@ -52,10 +52,12 @@ class RequestRow(Base):
 
     Attributes:
         only_worker: the only worker that may claim the request, if any.
-        attempt: number of leases so far, without those that a worker released.
+        attempt: number of leases so far. A lease that a worker returned because it shut down does
+            not count.
         max_attempts: number of failures after which an owner's workers do not get the request
             again.
-        not_before: the earliest time of the next claim, in seconds since the epoch.
+        not_before: the time before which no worker may claim the request, in seconds since the
+            epoch.
         lease_id, worker_id: the last lease and its worker.
         acknowledged: whether a tuner has stored the outcome.
     """

@@ -28,9 +28,9 @@ def adopt(
 ) -> Sequence[ReviewState | None]:
     """Store imported records, and serve each unless a faster record of its key exists.
 
-    Records of a workload with dynamic dimensions are comparable only if they were measured at the
-    same sizes. Otherwise the record that is served now remains served. The number of SQL statements
-    does not depend on the number of records.
+    If a workload has dynamic dimensions, only records that were measured at the same sizes are
+    compared. An imported record that was measured at other sizes than the served record does not
+    replace it. All records are imported by a few SQL statements.
 
     Args:
         connection: in a transaction that `claim_rows.changing` opened.

@@ -127,7 +127,7 @@ def end_without_result(
         blame: the cause of the failure: worker, candidate or service; None without a failure.
         error: the error message that is stored with the lease and the request.
         now: the present time, in seconds since the epoch.
-        alive: the result of `eligible_workers`.
+        alive: the live workers that may get requests (`eligible_workers`).
     """
     ended = {
         "ended_at": now,
@@ -334,8 +334,8 @@ def spent_owners(
 def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: int) -> None:
     """Quarantine a worker that has caused `most_failures` failures within the last hour.
 
-    A worker that is already in quarantine stays there after one failed canary request, with a
-    doubled pause.
+    A worker in quarantine is tested by one request, after a pause. If it fails this request, its
+    quarantine starts again, with a doubled pause.
     """
     query = sa.select(workers).where(workers.c.id == worker_id).with_for_update()
     worker = connection.execute(query).first()
@@ -404,9 +404,9 @@ def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.Column
 def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
     """Return the quarantine columns that a new worker inherits from its token.
 
-    If workers of the token `owner` are in quarantine, the new worker starts in quarantine too. Its
-    columns are those of the worker that has to wait longest for its canary request. The result is
-    empty if no worker of the token is in quarantine.
+    If workers of the token `owner` are in quarantine, the new worker starts in quarantine too. The
+    columns are copied from the worker whose pause without requests ends last. The result is empty
+    if no worker of the token is in quarantine.
     """
     columns = ("quarantined_at", "quarantine_reason", "canary_at", "quarantines")
     query = (
@@ -438,8 +438,9 @@ def readmit(connection: sa.Connection, worker_id: str, taken_at: float | None, n
     Args:
         connection: in a writing transaction.
         worker_id: the worker.
-        taken_at: the time at which the worker claimed the canary request that succeeded. A
-            quarantine that began after it does not end. None if an admin ends the quarantine.
+        taken_at: the time at which the worker claimed the request that it has now completed. A
+            quarantine that began after this time does not end. None if an admin ends the
+            quarantine.
         now: the present time, in seconds since the epoch.
     """
     update = sa.update(workers).where(

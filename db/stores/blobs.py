@@ -280,7 +280,7 @@ class BlobStore:
             self.place.discard([one for one in some if one.digest not in doomed])
 
     def _adopt(self) -> None:
-        """Insert rows for stored bytes that have none, such as those of a copied folder."""
+        """Insert rows for stored bytes that have none, such as files copied into the folder."""
         with reading(self._engine) as connection:
             known = set(connection.execute(sa.select(_blobs.c.digest)).scalars())
         rows = [

@@ -56,8 +56,8 @@ class EventStore:
     def spread(self, job_id: str, kind: str, most: int) -> Sequence[JobEvent]:
         """Return a job's events of one kind in order, or an evenly spaced sample of them.
 
-        If there are more than `most`, the result is a sample of at most `most` events and the last
-        event.
+        If there are more than `most` events, the result has at most `most` evenly spaced ones,
+        followed by the last event.
         """
         # by its position among its kind: sequence numbers of one kind may all be odd
         place = sa.func.row_number().over(order_by=_events.c.sequence)

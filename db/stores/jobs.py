@@ -149,7 +149,8 @@ class JobStore(JobClaims):
     def seen(self, job_ids: Collection[str], sees: str | None) -> Collection[str]:
         """Return the ids among `job_ids` whose jobs an owner may see.
 
-        `sees` is the name of the owner (`Token.sees`). None means all jobs: then no id is checked.
+        `sees` is the name of the owner (`Token.sees`). If it is None, all jobs may be seen, and
+        `job_ids` is returned without a query.
         """
         if sees is None:
             return job_ids

@@ -59,7 +59,7 @@ class Found:
 
 @dataclass(slots=True)
 class _Claimant:
-    """A claim while requests are assigned to claims.
+    """A claim, with the requests that are assigned to it so far.
 
     Attributes:
         claim: the claim.
@@ -177,10 +177,10 @@ def _facts(
 def _again(
     connection: sa.Connection, claims: Iterable[Claim]
 ) -> Mapping[tuple[str, str | None], Sequence[Lease]]:
-    """Find the live leases that repeated claims already got when they were sent first.
+    """Find the leases that earlier calls with the same claim ids created, and that are still live.
 
-    A worker repeats a claim under the same claim id if the response was lost. Return the leases by
-    (worker id, claim id).
+    A worker that did not receive the response to a claim sends the claim again with the same claim
+    id. Return the leases by (worker id, claim id).
     """
     names = sorted({claim.claim_id for claim in claims if claim.claim_id is not None})
     found: dict[tuple[str, str | None], list[Lease]] = {}
@@ -228,10 +228,10 @@ def _takeable(
 def _try_canaries(
     connection: sa.Connection, claimants: Iterable[_Claimant], ill: Collection[str], now: float
 ) -> None:
-    """Let each worker in quarantine get at most one request (a canary), after its pause.
+    """Let each worker in quarantine (`ill`) get one request as a test, if its pause has ended.
 
     A worker that holds a lease gets no other. The rows of the workers are locked, so that two
-    concurrent claims of one worker, also from different processes, get only one canary.
+    concurrent claims of one worker, also from different processes, get only one request.
     """
     tried = {each.claim.worker_id: each for each in claimants if each.claim.worker_id in ill}
     if not tried:

@@ -2,7 +2,7 @@
 
 A request goes from queued to leased, and then to done, failed, expired, set_aside or cancelled. It
 returns from leased to queued if a lease ends without a result. The column `attempt` counts its
-leases, except those that a worker released.
+leases, except those that workers returned because they shut down.
 """
 
 from __future__ import annotations
@@ -220,10 +220,10 @@ class MeasureQueue:
             return sum(_cancel(connection, which, self._now()) for which in wanted)
 
     def hand_on(self, request_ids: Sequence[str], worker_id: str) -> Sequence[str]:
-        """Reserve queued requests for the worker `worker_id`, instead of an earlier one.
+        """Reserve queued requests for the worker `worker_id`, so that no other worker gets them.
 
-        No other worker may claim them. Leased and finished requests do not change. Return the ids
-        of the reserved requests.
+        An earlier reservation for another worker is replaced. Leased and finished requests do not
+        change. Return the ids of the reserved requests.
         """
         waiting = (
             sa.select(requests.c.id, requests.c.target_key)
