@@ -101,7 +101,7 @@ class Artifact:
     stages: SegmentBoundary[int] | None = None
 
     def executable(self, threads: int = 1, sizes: Mapping[str, int] | None = None) -> Executable:
-        """Load the program that was compiled for the given sizes of named dimensions.
+        """Load the program that supports the given sizes of named dimensions.
 
         Without `sizes`, the first program of the artifact is loaded.
 

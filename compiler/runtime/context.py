@@ -128,7 +128,10 @@ class ProgramForm:
 
 
 def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    """Convert n pairs of integers to an array of shape (n, 2) for the C function `tw_fill`."""
+    """Convert n pairs of integers to an array of shape (n, 2) for the C function `tw_fill`.
+
+    For each pair (i, k), `tw_fill` stores the computed integer k at position i of an array.
+    """
     return np.array(list(pairs), np.int64).reshape(-1, 2)
 
 
@@ -139,8 +142,8 @@ class RunContext:
     memory. Memory is reused: a run with equal or smaller sizes than before allocates nothing.
 
     Attributes:
-        values: the current sizes, as in `resize`; None before the first call.
-        ready: whether `hold` was called for the current sizes.
+        values: the sizes that were passed to the last call of `resize`; None before the first call.
+        ready: whether `hold` was called for these sizes.
         pointers: the address of each buffer that the instructions refer to.
         counts: for each output, the number of elements along its counted dimension.
         program: address of the interpreter's struct `tw_program`.

@@ -433,9 +433,9 @@ class Executable(Model):
         return seconds
 
     def _context(self, values: tuple[int, ...]) -> RunContext:
-        """Return a context whose sizes are set to `values`: an unused one of `_idle`, or a new one.
+        """Return an unused or new context, with its sizes set to `values` (`RunContext.resize`).
 
-        The caller must append the context to `_idle` after use.
+        After use, the caller must append it to `_idle`, the list of unused contexts.
         """
         try:
             context = self._idle.pop()

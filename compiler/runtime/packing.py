@@ -309,9 +309,10 @@ def _even_split(
 
 
 def _tiles_axis(factors: list[Factor]) -> bool:
-    """Whether the factors of an axis enumerate its indices exactly once, as mixed-radix digits.
+    """Whether the parts into which a layout splits an axis enumerate its indices exactly once.
 
-    `factors` are in order of decreasing stride along the axis.
+    This is the case if the parts are mixed-radix digits of the index. `factors` are the parts, from
+    the most to the least significant digit.
     """
     if factors[0].mod is not None or factors[-1].div != 1:
         return False

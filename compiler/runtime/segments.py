@@ -227,7 +227,7 @@ class LiveIns:
         """Return the inputs, by name, of the program with the guard `facts`, given the live-ins.
 
         The dynamic elements of a shape-determining value are passed as the extents of an empty
-        array. A value without dynamic elements is not passed.
+        array. A shape-determining value without dynamic elements is not passed.
         """
         found: dict[str, Array] = {}
         names = {dimension.name for dimension in facts.open}

@@ -23,7 +23,13 @@ class TunedSizesRow(Base):
 
 
 class CostModelRow(Base):
-    """A version of the cost model of a target. Its file is stored as the blob `digest`."""
+    """A version of the cost model of a target. Its file is stored as the blob `digest`.
+
+    Attributes:
+        rows, tasks: number of training examples, and of the tasks that they come from.
+        trials: number of trials that the target had when the model was trained.
+        scores, chance: the scores of the model and of a random ranking on held-out tasks, as JSON.
+    """
 
     __tablename__ = "cost_models"
 

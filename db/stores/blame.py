@@ -420,9 +420,10 @@ def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
 
 
 def _count(failed: Any) -> int:
-    """Count the failures among leases.
+    """Count the failures in the rows of failed leases.
 
-    Leases that one worker lost at the same time count as one failure.
+    Leases that were lost in the same minute count as one failure, because a worker that disappears
+    loses all its leases.
     """
     own = {row.request_id for row in failed if row.outcome != LeaseOutcome.LOST.value}
     lost = [row for row in failed if row.outcome == LeaseOutcome.LOST.value]

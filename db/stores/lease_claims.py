@@ -2,7 +2,8 @@
 
 In this module, a claim is a worker's call for leases, not a statement about speed. Data that
 several claims need are read once. Each claim in turn, in the order of arrival, gets one request,
-until all have enough. So a few requests are spread over many workers.
+until every claim has reached its limit or no request is left. So a few requests are spread over
+many workers.
 """
 
 from __future__ import annotations
@@ -301,9 +302,10 @@ def _deal(
     now: float,
     heard_since: float,
 ) -> Set[str]:
-    """Assign queued requests to claims.
+    """Assign queued requests for `targets` to claims.
 
-    Return the targets that may have further queued requests.
+    Workers with a heartbeat since `heard_since` count as alive. Return the targets that may have
+    further queued requests.
     """
     left: set[str] = set()
     seen: list[int] = []

@@ -91,7 +91,11 @@ class _Batch:
         self._late: list[Report] = []
 
     def judge(self, report: Report) -> Completion | NotFoundError | StaleLeaseError:
-        """Decide whether a result is accepted, a duplicate, late or invalid."""
+        """Decide whether a result is accepted, a duplicate, late or invalid.
+
+        A result is late if its lease has ended, and its request is no longer queued or is reserved
+        for another worker. For an invalid result, the error is returned, not raised.
+        """
         lease = self._leases.get(report.lease_id)
         request = self._requests.get(lease["request_id"]) if lease else None
         if lease is None or request is None or lease["worker_id"] != report.worker_id:
