@@ -4,7 +4,8 @@ A claim is a statement about speed: a schedule is the fastest of its record key,
 program beats the untuned one in a race. Claims of both kinds have the states of `ReviewState` and
 the transitions of `TRANSITIONS`. A claim by a device outside the service is provisional: only the
 job that requested the measurement uses it. A review is a second measurement, which confirms or
-disputes the claim. The service serves a confirmed claim to all jobs. The attestation of a claim
+disputes the claim. The service serves a confirmed claim to all jobs, until a newer or faster claim
+about the same subject is served: the earlier claim is then superseded. The attestation of a claim
 describes its reporters, the workers that measured: one worker twice, two workers of one owner, or
 workers of two owners.
 """

@@ -292,9 +292,10 @@ class Executable(Model):
 
         Args:
             arrays: the inputs, in order. A `Placed` input must have the dtype of its port.
-            given: maps the index of an output to the array in which it is stored, of the output's
-                shape and dtype. It must not overlap an input, except for the input in `in_place`
-                that the output may overwrite. The caller must keep the memory valid during the run.
+            given: maps the index of an output to the array in which the output is stored, of the
+                output's shape and dtype. The array must not overlap an input, except for the input
+                that the output may overwrite (`in_place`). The caller must keep the memory valid
+                during the run.
             rooms: the number of unused rows for each slack capacity in `Program.rooms`; `()` for
                 no slack. Inputs and outputs with slack must be `Placed` at the start of buffers
                 that have this many additional rows.

@@ -6,10 +6,10 @@ A kernel is a list of stages with a barrier between them. A stage is one C funct
 
 `buffers[i]` is the buffer that `KernelSpec.buffers[i]` describes, aligned to 64 bytes. `scratch` is
 a block of `KernelSpec.scratch_bytes` bytes that belongs to the calling thread, aligned to 64 bytes;
-its content is undefined. `sizes[i]` is the size of `KernelSpec.sizes[i]` divided by the dimension's
-`multiple`, which divides it; a kernel without dynamic dimensions does not read `sizes`. `lo` and
-`hi` select tiles of the stage's parallel loop, 0 <= lo < hi <= extent; disjoint ranges may run at
-the same time on several threads.
+its content is undefined. `sizes[i]` is the size of the dimension `KernelSpec.sizes[i]` divided by
+the dimension's `multiple`, of which the size is a multiple. A kernel without dynamic dimensions
+does not read `sizes`. `lo` and `hi` select tiles of the stage's parallel loop, 0 <= lo < hi <=
+extent; disjoint ranges may run at the same time on several threads.
 """
 
 from __future__ import annotations

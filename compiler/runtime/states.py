@@ -153,7 +153,8 @@ class SessionState:
 
         Raises:
             InvalidArgumentError: if the dtypes or shapes differ, the output's number of elements
-                depends on data, or its buffer has unused elements other than slack capacity.
+                depends on data, or the output's buffer has unused elements other than slack
+                capacity.
             InvalidInputError: if the initial value has a wrong dtype.
         """
         what = f"output '{output.name}' cannot become input '{self.name}'"
@@ -215,8 +216,8 @@ class SessionState:
         """Return the buffer for the state's next value, which a step writes as the output `port`.
 
         If `has_slack` is true, the result shares the memory of the current value, and has as many
-        rows as `port`. Otherwise, it is the buffer of the current value if `in_place` is true, and
-        a second buffer if not.
+        rows as `port`. Otherwise, the result is the buffer of the current value if `in_place` is
+        true, and the state's second buffer if `in_place` is false.
         """
         spare = self._spare
         if has_slack:
@@ -271,10 +272,10 @@ class StateMove(NamedTuple):
     has_slack: bool = False
 
     def among(self, extended: Collection[SessionState]) -> StateMove:
-        """Return the move for a step in which only the states `extended` have slack capacity.
+        """Return this update for a step in which only the states `extended` have slack capacity.
 
-        If the move needs slack capacity, but its state is not in `extended`, the returned move is
-        not in place.
+        If the state is written in place only with slack capacity, and is not in `extended`, the
+        returned update is not in place.
         """
         has_room = self.state in extended
         needs_room = self.after.stored is not self.after.shape

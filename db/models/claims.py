@@ -78,7 +78,7 @@ class ClaimRow(Base):
 
 
 class ClaimUseRow(Base):
-    """A job whose artifact contains the schedules of a claim."""
+    """A use of a claim: the artifact of the job contains the claim's schedules."""
 
     __tablename__ = "claim_uses"
 

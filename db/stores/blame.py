@@ -1,8 +1,9 @@
 """Consequences of a lease that ended without a result, for its request and for its worker.
 
-A request is set aside, that is, not offered again, if several workers disappeared while they
-measured it. If workers of several tokens could take the request, the lost workers must belong to
-several tokens, because one token can have any number of workers.
+A worker is lost if it stops renewing its lease. A request is set aside, that is, not offered again,
+if several workers were lost while they measured it. If workers of several tokens could take the
+request, the lost workers must belong to several tokens. Otherwise one token, which can have any
+number of workers, could end any request.
 
 A worker that caused several failures is put into quarantine. It gets no requests for a pause, and
 then a single one: the canary. An accepted canary result ends the quarantine; a failed canary
@@ -10,11 +11,12 @@ doubles the pause.
 
 Attempts are counted per owner. If the workers of one owner have used up the attempts of a request,
 it is reserved for other owners while any of their workers is alive. A late result is one that
-arrived after the request was leased to another worker. It is accepted if that worker fails, so the
-work is not repeated.
+arrived after the request was leased to another worker. The late result is accepted if the other
+worker fails, so that the work is not repeated.
 
 A worker cannot evade a quarantine by registering again: a new worker inherits the earlier failures
-of its token. Until its first accepted result, all failures of the token count for it.
+of its token. Until the new worker's first accepted result, later failures of other workers with the
+token count against it too.
 """
 
 from __future__ import annotations
@@ -117,7 +119,7 @@ def end_without_result(
     """End a lease without a result, and decide what happens to its request.
 
     The request is completed by a late result of an earlier worker, queued again after a pause, or
-    given up. Return its new state.
+    ended without a result. Return its new state.
 
     Args:
         connection: in a writing transaction.

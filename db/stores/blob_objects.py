@@ -79,7 +79,7 @@ class BlobObjects:
     def staging(self) -> Path:
         """Return the local folder for blobs that are being received.
 
-        They are uploaded when complete.
+        A blob is uploaded to the bucket when it is complete.
         """
         return self._staging
 

@@ -117,7 +117,8 @@ def _holds(kind: BlobKind) -> sa.ColumnElement[bool]:
 def named_by_rows(connection: sa.Connection) -> Iterator[tuple[str, str, str]]:
     """Yield (kind, holder, digest) for every reference that should be stored.
 
-    They are computed from the rows of the holders. `db.check` reports those that are not stored.
+    The references are computed from the rows of the holders. `db.check` reports those that are
+    missing in the table of references.
     """
     for digest in connection.execute(sa.select(_models.c.digest)).scalars():
         yield BlobKind.MODEL.value, digest, digest

@@ -1,9 +1,10 @@
 """The store of claims, which are devices' statements about speed, and of their reviews.
 
-A claim is proposed, then confirmed or disputed, and possibly superseded or withdrawn. The claim of
-a device outside the service is provisional. The ledger serves it to other jobs only after a second
-measurement has confirmed it (rules: `db.review_state`). Claims about schedules are never deleted,
-so the jobs that used a claim can be notified if it is withdrawn.
+A claim is proposed, then confirmed or disputed, and possibly superseded (replaced by a newer or
+faster claim) or withdrawn. The claim of a device outside the service is provisional: the ledger
+serves it to other jobs only after a second measurement has confirmed it (rules: `db.review_state`).
+Claims about schedules are never deleted, so the jobs that used a claim can be notified if it is
+withdrawn.
 """
 
 from __future__ import annotations
@@ -235,8 +236,8 @@ class ClaimLedger:
         """Record a second measurement that contradicts a claim.
 
         If the claim was served, its predecessor is served instead. All trials of the same record
-        key that the claim's reporter or its earlier reviewer measured are withdrawn too. Otherwise
-        later tuning runs would take the disputed time for the fastest.
+        key that the claim's reporter or its earlier reviewer measured are withdrawn too, so that
+        later tuning runs do not take the disputed time for the fastest.
 
         Args:
             claim_id: the claim.
@@ -321,7 +322,7 @@ class ClaimLedger:
     def adopting(self) -> Iterator[None]:
         """Open one transaction for several calls of `adopt`, and for writes of other stores.
 
-        It excludes all other transactions that change the served claims.
+        While the transaction is open, no other transaction can change the served claims.
         """
         with together(self._engine), changing(self._engine):
             yield

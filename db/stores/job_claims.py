@@ -78,7 +78,7 @@ class JobClaims:
         Jobs of the owner with the fewest running jobs come first. Among these, the job with the
         highest priority comes first, then the oldest. The claim makes the job running, and
         increases its fencing token. A job fails instead if `max_attempts` tuners in a row were lost
-        while they held it, without a new trial.
+        (stopped renewing their claims) while they held it, without a new trial.
 
         Args:
             tuner: the name of the tuner.

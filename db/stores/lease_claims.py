@@ -35,8 +35,7 @@ class Claim:
         limit: the largest number of requests to lease.
         token_id: the id of the worker's token.
         claim_id: a name for this claim, chosen by the worker. If the response is lost, the worker
-            repeats the claim with the same name. It then gets the same leases if they are still
-            valid.
+            repeats the claim with the same name, and gets the same leases if they are still valid.
     """
 
     worker_id: str
@@ -144,7 +143,7 @@ def take(
     Args:
         connection: in a writing transaction.
         claims: the admitted claims, in the order of their arrival.
-        seen: the result of `survey`.
+        seen: the data that `survey` has read about the claims.
         now: the present time, in seconds since the epoch.
         lost_after_seconds: time without a heartbeat after which a worker counts as lost.
         lease_seconds: the duration of the leases.
@@ -371,8 +370,8 @@ def _deal_out(
 ) -> None:
     """Assign requests round-robin: each claim in turn gets the first request that it may have.
 
-    This ends when no claim can get another request. Assigned rows are removed from `rows`. For each
-    (request id, owner) pair in `spent`, workers of the owner do not get the request.
+    The rounds end when no claim can get another request. Assigned rows are removed from `rows`. For
+    each (request id, owner) pair in `spent`, workers of the owner do not get the request.
     """
     turn = [each for each in claimants if each.room]
     while rows and turn:

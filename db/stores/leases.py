@@ -354,8 +354,8 @@ class LeaseStore(MeasureQueue):
     def extend(self, seconds: float) -> int:
         """Add `seconds` to the deadlines of all live leases. Return the number of leases.
 
-        The service calls it after it was unavailable, because no worker could renew its leases
-        then.
+        The service calls this function after an outage, during which no worker could renew its
+        leases.
         """
         update = sa.update(leases).where(leases.c.ended_at.is_(None))
         with writing(self._engine) as connection:

@@ -102,8 +102,8 @@ class TrialStore:
     def outlines(self, job_id: str, workload_key: str, limit: int) -> Page[TrialOutline]:
         """Return the schedules and outcomes of a task's trials, newest first.
 
-        A task is a workload of a job. This takes a seventh of the time of `list`, which also reads
-        the measurements.
+        The task is given by its job and its workload. The call takes a seventh of the time of
+        `list`, which also reads the measurements.
         """
         columns = [_trials.c[each.name] for each in fields(TrialOutline)]
         query = (
@@ -140,9 +140,9 @@ class TrialStore:
     def _is(self, column: sa.Column[str], value: str) -> sa.ColumnElement[bool]:
         """Return the SQL condition `column = value`, such that PostgreSQL uses the column's index.
 
-        With `=`, the planner may scan the whole table from its newest row until it has found enough
-        rows. It assumes that the rows of a job are evenly distributed. The rows of an old job are
-        all at the other end.
+        On PostgreSQL, the condition is `column BETWEEN value AND value`. With `=`, the planner may
+        scan the table from its newest row until enough rows are found, because it assumes that a
+        job's rows are evenly distributed. But the rows of an old job are all at the other end.
         """
         if self._engine.dialect.name == "postgresql":
             return column.between(value, value)
