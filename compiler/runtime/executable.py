@@ -185,7 +185,7 @@ class Executable(Model):
         return self.listed(self.labelled(outputs))
 
     def _positions(self, arrays: Sequence[Array]) -> list[Array]:
-        """Return the inputs with each string replaced by its int64 position in the table of labels.
+        """Return the inputs, with strings replaced by int64 positions in the table `Port.labels`.
 
         Raises:
             InvalidInputError: if an array that should contain strings has other elements.
@@ -288,7 +288,9 @@ class Executable(Model):
         rooms: tuple[int, ...] = (),
         stop: StopFlag | None = None,
     ) -> list[Array]:
-        """Run the program once, in memory that the caller provides, without converting labels.
+        """Run the program once, in memory that the caller provides.
+
+        Strings, dictionaries and bfloat16 are not converted (`labels=False` in `run`).
 
         Args:
             arrays: the inputs, in order. A `Placed` input must have the dtype of its port.

@@ -38,8 +38,8 @@ from tilewright.compiler.sizes import (
 from tilewright.compiler.sizes.ranges import parse_range
 
 ABI_VERSION = 1
-"""Version of the kernel ABI. It is incremented when the calling convention above, or the meaning of
-a field below, changes."""
+"""Version of the kernel ABI. It is incremented when the signature of a stage, or the meaning of a
+field of this module's classes, changes."""
 
 ALIGNMENT = 64
 """Alignment in bytes of every buffer and every scratch block."""

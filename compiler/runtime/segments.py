@@ -154,8 +154,8 @@ class LiveIns:
     def exact(self, arrays: Mapping[str, Array]) -> SegmentGuard:
         """Return the guard that holds only for runs with the same sizes as these live-ins.
 
-        `arrays` has the live-ins by name. The guard has fixed sizes for all dimensions, and the
-        elements of shape-determining values.
+        `arrays` has the live-ins by name. The guard fixes the size of every dimension, and every
+        element of the shape-determining values.
         """
         sizes: dict[str, int] = {}
         known: list[tuple[str, bytes, tuple[int, ...]]] = []

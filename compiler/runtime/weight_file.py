@@ -33,7 +33,7 @@ several sizes."""
 
 
 SPARE_SHARE = 8
-"""Divisor of the weight file's size for the spare capacity of its memory mapping. Without spare
+"""The weight file is mapped with spare capacity of its size divided by this number. Without spare
 capacity, each program of a model with many segments would map the whole file again."""
 
 

@@ -47,10 +47,10 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 with each attempt."""
 
 MOST_TURNS = 3
-"""Multiple of a request's attempt limit. If workers of one owner have failed that many times, the
-request fails, even if workers of other owners have not tried it.
+"""A request fails if the workers of one owner have failed it `MOST_TURNS * max_attempts` times,
+even if workers of other owners have not tried it.
 
-Such a count is possible only if the other workers are alive, but do not take the request.
+So many failures occur only if the other owners' workers are alive, but do not take the request.
 """
 
 WINDOW_SECONDS = 3600.0

@@ -47,7 +47,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a worker's claim: its leases, or why it got none (`empty` or `gone`)."""
+    """The result of a worker's claim: the leases that it got, which may be none."""
 
     leases: Sequence[Lease] = ()
     empty: bool = False

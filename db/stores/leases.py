@@ -430,7 +430,8 @@ class LeaseStore(MeasureQueue):
     def _time(self, connection: sa.Connection) -> float:
         """Return the present time, in seconds since the epoch.
 
-        A transaction calls it once, so that all rows that it writes have the same time.
+        Each transaction calls this function once, so that all rows of the transaction have the same
+        time.
         """
         now = connection.execute(sa.select(self._now())).scalar_one()
         return float(now)

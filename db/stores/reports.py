@@ -14,7 +14,8 @@ from tilewright.db.stores.measure_queue import leases, lock_leases, requests
 from tilewright.db.stores.requests import Completion, Held, JsonObject, LeaseOutcome, RequestState
 
 _LATE = (LeaseOutcome.LOST.value, LeaseOutcome.CANCELLED.value)
-"""Outcomes of a lease after which a late result is not the worker's fault."""
+"""Outcomes of ended leases for which results are still received. In these cases the lease ended
+without a report of its worker, which may not have noticed the end."""
 
 
 @dataclass(frozen=True, slots=True)
