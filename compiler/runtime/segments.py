@@ -343,7 +343,8 @@ class SegmentBoundary(Generic[P]):
     def guard(self, values: Mapping[str, Array]) -> SegmentGuard:
         """Return the guard of the segment that a run with these live-ins needs.
 
-        If no existing segment accepts the live-ins, it is the guard for which to compile a segment.
+        If no existing segment accepts the live-ins, the result is the guard for which to compile a
+        segment.
         """
         exact = self.reads.exact(values)
         return self.serving(exact) or self.wanted(exact)
@@ -366,8 +367,8 @@ class SegmentBoundary(Generic[P]):
         """Return the guard for which to compile a new segment that accepts a run.
 
         The guard has ranges around the sizes of the run, so that later runs can use the segment
-        too. It is `exact` if segments of this boundary cannot have ranges, or compilation for these
-        ranges failed before.
+        too. The result is `exact` if segments of this boundary cannot have ranges, or compilation
+        for these ranges failed before.
 
         Args:
             exact: the guard that holds only for the sizes of the run.

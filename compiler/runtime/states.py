@@ -308,10 +308,10 @@ class StateRoom(NamedTuple):
         return extent - self.rows
 
     def left(self, room: int) -> int:
-        """Return the number of unused rows after another step that adds as many rows as this one.
+        """Return the number of unused rows after the next step, if it adds as many as this step.
 
-        `room` is the number of unused rows before the other step. The result is 0 if `room` does
-        not suffice for it.
+        `room` is the number of unused rows before the next step. The result is 0 if there are fewer
+        unused rows than the next step adds.
         """
         _, port, axis = self.members[0]
         return max(room - (self.rows - port.shape[axis]), 0)

@@ -140,7 +140,7 @@ class WeightFile(PackedWeights):
         self._file.flush()
 
     def _land(self, limit: int) -> None:
-        """Wait until at most `limit` bytes of packed weights are not yet written and hashed."""
+        """Wait until all but at most `limit` bytes of the packed weights are written and hashed."""
         while sum(size for _, size, _ in self._waiting) > limit:
             done, _, buffer = self._waiting.popleft()
             for each in done:

@@ -1,4 +1,4 @@
-"""Idempotency keys: a client may repeat a request with its key, and it is executed only once.
+"""Idempotency keys: a client may repeat a request with the same key; it is executed only once.
 
 A request is in flight until its response is stored. The process that executes it holds the key's
 row for a limited time, and extends that time periodically. If the process dies, the next repetition

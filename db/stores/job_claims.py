@@ -86,7 +86,7 @@ class JobClaims:
             max_attempts: the number of consecutive tuners that may be lost while they hold a job.
             max_running: limit of running jobs per owner, unless the owner's token has its own.
             wait_seconds: how long a job waits for a worker, unless the job has its own limit. After
-                that it is claimed without a worker, and ends with the known records.
+                that the job is claimed without a worker, and ends with the known records.
             stall_seconds: time without progress after which another tuner may claim a running job.
             shared: whether the tuner holds other jobs. Such a tuner does not get a job that may
                 have crashed earlier tuners (see SHARED_ATTEMPTS and ALONE_SECONDS).
