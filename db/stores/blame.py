@@ -461,9 +461,9 @@ def readmit(connection: sa.Connection, worker_id: str, taken_at: float | None, n
 def blame_others(connection: sa.Connection, request_id: str, worker_id: str) -> set[str]:
     """Blame other workers for failing a request that `worker_id` has completed.
 
-    Their failures were attributed to the service until now. The result shows that neither the
-    service nor the candidate caused them. Return the ids of the blamed workers, which the caller
-    passes to `judge`.
+    Their failures were attributed to the service until now. The success of `worker_id` shows that
+    neither the service nor the candidate caused them. Return the ids of the blamed workers, which
+    the caller passes to `judge`.
     """
     update = (
         sa.update(leases)

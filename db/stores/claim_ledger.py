@@ -196,8 +196,8 @@ class ClaimLedger:
 
         A provisional claim becomes confirmed and is served. If the claim was already served, its
         attestation rises. A provisional claim is superseded instead if a newer claim about a faster
-        schedule, with at least the same attestation, is served. If that claim is withdrawn later,
-        this one is served.
+        schedule, with at least the same attestation, is served. It is then served only if the newer
+        claim is disputed or withdrawn later.
 
         Args:
             claim_id: the claim.
@@ -235,9 +235,9 @@ class ClaimLedger:
     def dispute(self, claim_id: str, review: Mapping[str, Any], reason: str) -> bool:
         """Record a second measurement that contradicts a claim.
 
-        If the claim was served, its predecessor is served instead. All trials of the same record
-        key that the claim's reporter or its earlier reviewer measured are withdrawn too, so that
-        later tuning runs do not take the disputed time for the fastest.
+        If the claim was served, the claim that it superseded is served again. All trials of the
+        same record key that the claim's reporter or its earlier reviewer measured are withdrawn
+        too, so that later tuning runs do not take the disputed time for the fastest.
 
         Args:
             claim_id: the claim.
