@@ -235,9 +235,10 @@ class ClaimLedger:
     def dispute(self, claim_id: str, review: Mapping[str, Any], reason: str) -> bool:
         """Record a second measurement that contradicts a claim.
 
-        If the claim was served, the claim that it superseded is served again. All trials of the
-        same record key that the claim's reporter or its earlier reviewer measured are withdrawn
-        too, so that later tuning runs do not take the disputed time for the fastest.
+        If the claim was served, the newest superseded claim about the same subject is served again
+        (`claim_withdrawal.restore`). All trials of the same record key that the claim's reporter or
+        its earlier reviewer measured are withdrawn too, so that later tuning runs do not take the
+        disputed time for the fastest.
 
         Args:
             claim_id: the claim.

@@ -94,7 +94,7 @@ class _Batch:
     def judge(self, report: Report) -> Completion | NotFoundError | StaleLeaseError:
         """Decide whether a result is accepted, a duplicate, late or invalid.
 
-        A result is late if its lease has ended, and its request is no longer queued or is reserved
+        A result is late if its lease has ended, and its request is not queued again or is reserved
         for another worker. For an invalid result, the error is returned, not raised.
         """
         lease = self._leases.get(report.lease_id)
