@@ -20,7 +20,10 @@ LINE_BYTES = 64
 
 
 class OperationKind(StrEnum):
-    """A group of operations with similar cost; features count the operations of each group."""
+    """A group of operations with similar cost, such as DIV for divisions and square roots.
+
+    The features contain the number of operations of each group.
+    """
 
     FMA = "fma"
     ADD = "add"
@@ -121,9 +124,9 @@ class Form:
 
     Attributes:
         axes: the loop axes on which the address depends.
-        order: the axes of the index in the order of their first use; determines `numbers`.
-        dims: the extent and the index terms of each dimension of the tensor.
-        moving: the entries of `dims` whose index depends on an axis.
+        order: the axes that occur in the index, in the order of their first use.
+        dims: for each dimension of the tensor, its extent and the terms of its index expression.
+        moving: the entries of `dims` whose index expression depends on an axis.
         is_indirect: whether a part of the index is itself loaded from memory (a gather).
         numbers: the position of each axis in `order`. Index terms refer to axes by this number.
         overlaps: whether the index of some dimension has several axes. Then different iterations
@@ -171,7 +174,7 @@ class Form:
     def axes_beside(self, axis: Axis) -> frozenset[Axis]:
         """Return the other axes that appear with `axis` in the index of a tensor dimension.
 
-        For a convolution that reads row `y + ky`, the result for `ky` is `y`.
+        For a convolution that reads row `y + ky`, the result for `ky` is {`y`}.
         """
         number = self.numbers.get(axis)
         moved = [{n for n, *_ in terms} for _, terms in self.moving]
@@ -238,10 +241,11 @@ def _lines(form: Form, sizes: tuple[int, ...]) -> float:
 
 
 def _reach(extent: int, terms: tuple[FormTerm, ...], sizes: tuple[int, ...]) -> int:
-    """Return how many positions of a dimension lie between the smallest and the largest index used.
+    """Return the length of the range of indices that a block of iterations uses in a dimension.
 
-    Both ends count. `extent` is the size of the dimension, `terms` is its index expression, and
-    `sizes` are the numbers of iterations along each axis.
+    The range includes the smallest and the largest index. `extent` is the size of the dimension,
+    `terms` is its index expression, and `sizes` is the number of iterations along each axis, in the
+    order of `Form.order`.
     """
     reach = 1
     for number, divisor, coefficient in terms:
@@ -275,7 +279,8 @@ class MemoryAccess:
 def access(load: Load) -> MemoryAccess | None:
     """Analyse the address of a load from memory.
 
-    Return None for a load of a register, or of a constant table, whose values are part of the code.
+    Return None if the load does not access memory: it reads a register or a constant table, whose
+    values are part of the code.
     """
     if load.tensor.space is not Space.MEMORY:
         return None
@@ -297,7 +302,7 @@ def access(load: Load) -> MemoryAccess | None:
 
 
 _form = memo(16384)(Form)
-"""Returns the form for the given arguments. Equal arguments give the same object."""
+"""Returns the `Form` for the given arguments. Equal arguments give the same object."""
 
 
 @memo(16384)
@@ -307,7 +312,7 @@ def load_axes(load: Load) -> frozenset[Axis]:
 
 
 def forms_by_tensor(accesses: Iterable[MemoryAccess]) -> dict[str, dict[Form, None]]:
-    """Group the distinct forms of accesses by tensor name.
+    """Return, for each tensor by name, the distinct forms of its accesses (`MemoryAccess.form`).
 
     The inner dicts serve as ordered sets: their values are None.
     """
@@ -319,10 +324,10 @@ def forms_by_tensor(accesses: Iterable[MemoryAccess]) -> dict[str, dict[Form, No
 
 @memo(16384)
 def alignment(load: Load, vector: Axis | None) -> int:
-    """Return the alignment in bytes that is guaranteed for every vector of a load.
+    """Return the alignment in bytes that the address of every vector of a load has at least.
 
-    The address of a vector is that of its first lane. The result is at most the size of a cache
-    line. `vector` is the vectorised axis; None for scalar code.
+    The address of a vector is the address of its first lane. The result is at most the size of a
+    cache line. `vector` is the vectorised axis; None for scalar code.
     """
     axes = [axis for axis in load_axes(load) if axis != vector]
     return gcd(LINE_BYTES, _address(load, None, 0), *[_byte_step(load, axis) for axis in axes])

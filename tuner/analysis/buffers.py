@@ -1,8 +1,8 @@
 """Accesses of a statement to each tensor in memory: bytes, cache lines, strides and reuse.
 
-The kinds of reuse follow Ansor (Zheng et al. 2020). With LOOP reuse, a loop on which the address
-does not depend accesses the same elements in each iteration. With SERIAL reuse, no such loop
-exists, but an earlier statement may have brought the elements into a cache.
+The kinds of reuse follow Ansor (Zheng et al. 2020). LOOP reuse: the statement is in a loop on whose
+axis the address does not depend, so each iteration accesses the same elements. SERIAL reuse: there
+is no such loop, but an earlier statement may have brought the elements into a cache.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
 
 
 def after_others(use: BufferUse, found: Sequence[PlacedCompute], number: int) -> BufferUse:
-    """Set the reuse of `use` to SERIAL if an earlier statement accesses the same tensor.
+    """Return `use` with SERIAL reuse if an earlier statement accesses the same tensor.
 
-    A use that already has LOOP reuse is returned unchanged. `found` are the statements of the nest
-    in program order, and `number` is the position of the statement that `use` belongs to.
+    Otherwise, or if `use` already has LOOP reuse, return it unchanged. `found` are the statements
+    of the nest in program order, and `number` is the position of the statement whose use it is.
     """
     earlier = _earlier(found, number, use.name) if use.reuse is Reuse.NONE else None
     if earlier is None:
@@ -127,9 +127,10 @@ def _describe(statement: ComputeCosts, name: str, uses: Sequence[Use], moved: fl
 
 
 def _earlier(found: Sequence[PlacedCompute], number: int, name: str) -> int | None:
-    """Return the position of the last statement before `number` that accesses the tensor.
+    """Return the position of the last statement before `number` that accesses the tensor `name`.
 
-    `name` is the tensor's name. Return None if no earlier statement accesses it.
+    Return None if no earlier statement accesses it. `found` are the statements of the nest in
+    program order.
     """
     for place in range(number - 1, -1, -1):
         if any(forms[0].tensor.name == name for forms in found[place].statement.tensors):
@@ -140,8 +141,9 @@ def _earlier(found: Sequence[PlacedCompute], number: int, name: str) -> int | No
 def _between(found: Sequence[PlacedCompute], first: int, last: int) -> tuple[float, float]:
     """Return the reuse distance from statement `first` to statement `last` of a nest.
 
-    The result covers both statements and all statements between them, in one iteration of the loops
-    that enclose both: the executions of their register tiles, and the bytes that they touch.
+    It consists of two sums over both statements and all statements between them: the executions of
+    their register tiles, and the bytes that they touch. Both are for one iteration of the loops
+    that enclose both statements.
     """
     shared = 0
     for ours, theirs in zip(found[first].path, found[last].path, strict=False):

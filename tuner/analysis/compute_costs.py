@@ -92,7 +92,8 @@ class ComputeCosts:
         accumulators: number of vectors that hold sums in registers during a reduction.
         operands: number of vectors that one step of the innermost reduction loads. They need
             registers in addition to the accumulators.
-        points: vector operations of the register tile, unrolled reduction steps included.
+        points: number of vectors (or scalars) that one execution of the register tile computes,
+            counted once for each unrolled reduction step.
         reduce_trips: product of the trip counts of all reduction loops.
         outer_trips: executions of the register tile.
         depth: number of loops around the statement, reduction loops included.
@@ -101,8 +102,8 @@ class ComputeCosts:
         peeled: number of loops with peeled or unrolled tiles.
         is_extremum: whether the statement computes a maximum or minimum of floats. Each reduction
             step then has an additional comparison, which propagates NaN.
-        ending: cost of one epilogue, in floating-point additions.
-        lane_reduction: whether the lanes of a vector are added up in the end.
+        ending: cost of the epilogue for one result, in units of a floating-point addition.
+        lane_reduction: whether the lanes of a vector are added up after the reduction.
         parallel_tiles: number of iterations that can be distributed over threads.
         depth_groups: for a product in AMX tile registers, how many groups of adjacent elements of
             the reduction axis one row of a tile register holds; otherwise 0.
@@ -135,7 +136,8 @@ class ComputeCosts:
     parallel_tiles: int
     uses: tuple[Use, ...] = field(repr=False)
     tensors: tuple[tuple[Form, ...], ...] = field(repr=False)
-    """The distinct access forms of the statement's loads and stores, grouped by tensor."""
+    """The distinct forms (`accesses.Form`) of the statement's loads and stores, grouped by
+    tensor."""
     loop_counts: LoopCounts = field(repr=False)
     depth_groups: int = 0
 
@@ -194,18 +196,19 @@ class ComputeCosts:
 
     @cached_property
     def spans(self) -> Mapping[Form, tuple[float, ...]]:
-        """For each access form, the bytes touched by the register tile and by each enclosing loop.
+        """The bytes touched by all accesses that share a form (`accesses.Form`), by form.
 
-        The entries have the order of `ComputeCosts.footprints`: one execution of the tile first,
-        then one execution of each loop, innermost first.
+        The first entry of each tuple is for one execution of the register tile. The others are for
+        one execution of each enclosing loop, innermost first.
         """
         return {form: self.loop_counts.span(form) for forms in self.tensors for form in forms}
 
     @cached_property
     def levels(self) -> tuple[LoopLevel, ...]:
-        """Return a level for the register tile, followed by the loops around it, innermost first.
+        """Return the trip counts and footprints of the register tile and of the loops around it.
 
-        The tile has one trip. Loops with a single iteration are left out.
+        The tile comes first, with a trip count of 1. The loops follow, innermost first, without
+        loops that have a single iteration.
         """
         found = [LoopLevel(1, self.footprints[0])]
         for loop, footprint in zip(self.around, self.footprints[1:], strict=True):
@@ -222,8 +225,9 @@ class PlacedCompute:
         statement: the costs, which depend on neither `prefetches` nor `in_program_order`.
         path: the position of each enclosing loop among its siblings, outermost first.
         prefetches: whether the code prefetches weights.
-        in_program_order: whether the points of the register tile are computed in program order
-            instead of the greedy order, which minimises new loads.
+        in_program_order: whether the unrolled operations of the register tile are in program order.
+            Otherwise they are in greedy order: the next operation is always the one that needs the
+            fewest new loads.
     """
 
     statement: ComputeCosts
@@ -285,13 +289,17 @@ class _Facts:
     Attributes:
         density: fraction of the reduction steps for which code is generated. Steps that multiply by
             a zero of a constant matrix are skipped.
-        loads: for each load, its access, its stride in bytes along `vector`, whether it is in the
-            body, the axes of the output that it depends on, and its alignment in bytes.
+        vector: the vectorised axis; None for scalar code.
+        combines: whether the statement is a reduction.
+        loads: for each load, its access, its stride in bytes along `vector`, whether it is executed
+            in each reduction step, the axes of the output that it depends on, and its alignment in
+            bytes.
         stores: for each store, its access, stride and alignment.
+        tensors: the distinct forms of all these accesses, grouped by tensor.
         body: the number of instructions of each kind in one reduction step.
-        body_cost: the cost of these instructions, in floating-point additions.
-        ending: the number of instructions of each kind in one epilogue.
-        ending_cost: the cost of these instructions, in floating-point additions.
+        body_cost: the cost of these instructions, in units of a floating-point addition.
+        ending: the number of instructions of each kind in the epilogue of one result.
+        ending_cost: the cost of these instructions, in units of a floating-point addition.
         aliased: the axes along which neighbouring elements are a multiple of a page apart.
     """
 
@@ -381,9 +389,10 @@ def _facts(
 
 
 def _density(loads: Iterable[Load]) -> float:
-    """Return the fraction of nonzero elements in the constant matrices among the loads.
+    """Return the fraction of products for which code is generated.
 
-    The code generator emits no multiplication by a constant zero.
+    It is below 1 if some of `loads` read constant matrices with zeros, because the code generator
+    emits no multiplication by a constant zero.
     """
     share = 1.0
     for load in loads:
@@ -414,8 +423,8 @@ def _cost_in(
 ) -> ComputeCosts:
     """Combine the analysis of a statement's expressions with the trip counts of its loops.
 
-    `joined` are the reduction axes whose points have separate accumulators (`Compute.partial`).
-    `skips_padding` and `depth_groups` become attributes of the result.
+    `joined` are the reduction axes whose unrolled steps have separate accumulators
+    (`Compute.partial`). `skips_padding` and `depth_groups` become attributes of the result.
     """
     counts, output_axes, outer = counted.counts, facts.output_axes, counted.outer_trips
     points = prod(counts.values()) * counted.reduce_unroll

@@ -37,10 +37,12 @@ the longer one counts.
 """
 
 _BURST_LINES = 250.0
-"""Number of cache lines in a register tile for which memory traffic takes twice as long.
+"""Number of cache lines touched by a register tile at which memory traffic takes twice as long as
+for a tiny tile.
 
-Memory gets all requests of the tile at once, and then waits while the tile is computed and stored.
-In pools that copy, tiles of 16 outputs take a quarter longer than tiles of one.
+The core issues all loads of a tile at once, and the memory is idle while the tile is computed and
+stored. In pooling operators that only copy elements, tiles of 16 outputs take a quarter longer than
+tiles of one.
 """
 
 PARTS = (*CORE_PARTS, "behind_level1", "behind_level2", "behind_level3")
@@ -166,7 +168,7 @@ def _share(statement: ComputeCosts, threads: int) -> float:
 def _with_memory(statement: ComputeCosts, parts: Sequence[float]) -> float:
     """Return the total cycles of a statement, whose core cycles and memory cycles overlap.
 
-    `parts` are the cycles of each part that PARTS names.
+    `parts` has the cycles of each part in PARTS.
     """
     waiting = 1 + statement.footprints[0] / LINE_BYTES / _BURST_LINES
     near, *far = parts[_BEHIND_CACHES]

@@ -153,8 +153,8 @@ COLUMNS: tuple[str, ...] = (
 """Names of the columns of a feature row, in order."""
 
 _LEAST_PART = 2.0**-8
-"""Fraction of the default schedule's cycles below which components of an estimate are not
-distinguished."""
+"""Number added to each component of an estimate, as a fraction of the default schedule's cycles,
+before its logarithm becomes a feature. Components below this number have nearly equal features."""
 
 _WIDTH = len(STATEMENT_COLUMNS) + BUFFERS * len(BUFFER_COLUMNS)
 _NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)
@@ -212,7 +212,8 @@ def nest_features(
     facts: TargetFacts,
     found: Sequence[PlacedCompute] | None = None,
 ) -> np.ndarray:
-    """Return the features of a nest in one float32 row, without the comparison to a default.
+    """Return the features of a nest in one float32 row, without the columns that compare it with
+    the default schedule.
 
     Args:
         nest: the loop nest.
@@ -282,8 +283,9 @@ class FeatureExtractor:
     def row(self, schedule: Schedule) -> np.ndarray | None:
         """Return the features of a schedule, float32.
 
-        The shape is (len(COLUMNS),), or (points, len(COLUMNS)) with open sizes. Return None if the
-        schedule cannot be lowered, or if it is not cached and `stopped` returns true.
+        The shape is (len(COLUMNS),) or, with open sizes, (number of size points, len(COLUMNS)).
+        Return None if the schedule cannot be lowered, or if its features are not cached and
+        `stopped` returns true.
         """
         try:
             return self._rows[schedule]
@@ -303,7 +305,7 @@ class FeatureExtractor:
         return None if self.row(schedule) is None else self._estimates[schedule]
 
     def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
-        """Return the features of several schedules as one float32 array, with these schedules.
+        """Return the schedules whose features are available, and their features (float32).
 
         The array has one entry per returned schedule, with the shape that `row` returns. Schedules
         for which `row` returns None are left out.
@@ -387,11 +389,11 @@ def _log(value: float) -> float:
 
 @memo(4096)
 def _entered_bytes(statement: ComputeCosts) -> tuple[float, ...]:
-    """Return the bytes fetched into a cache from the level behind it, for each size in CACHE_BYTES.
+    """Return, for each cache size in CACHE_BYTES, the bytes fetched into a cache of this size.
 
-    Assumption: of the loops whose data fit into the cache, the outermost one loads its data each
-    time the program enters the loop. `estimate.traffic` counts more precisely, but base models are
-    trained on this column, so its formula must not change.
+    Assumption: of the loops whose data fit into the cache, the outermost one fetches its data each
+    time the program enters the loop. `estimate.traffic` counts more precisely, but the results are
+    feature columns on which base models are trained, so this formula must not change.
     """
     around, footprints = statement.around, statement.footprints
     result = []

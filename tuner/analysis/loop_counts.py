@@ -1,8 +1,8 @@
 """Trip counts of the loops around a `Compute` and sizes of its tiles.
 
 Counts and sizes do not depend on the expression that the `Compute` evaluates. Candidates of one
-workload have many loops in common, so equal loops share one object, which caches the bytes of each
-access form.
+workload have many loops in common, so equal loops share one object, which caches the bytes that
+accesses of each form (`accesses.Form`) touch.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class LoopCounts:
         outer_trips: product of the trip counts of all other loops.
         parallel_tiles: product of the trip counts of the parallel loops.
         tile: number of positions of each axis that one execution of the register tile covers.
-        counts: number of points (scalars or vectors) along each axis of the register tile.
+        counts: number of points along each axis of the register tile. A point is one vector or, in
+            scalar code, one element.
         lanes: vector lanes along the axis `vector`; 1 without vectors.
         useful: fraction of the lanes whose results are needed.
         vector: the vectorised axis; None for scalar code.
@@ -125,7 +126,7 @@ class LoopCounts:
     )
 
     def points_along(self, axes: frozenset[Axis]) -> int:
-        """Return the product of the numbers of points of the register tile along the given axes."""
+        """Return the product of `counts` over the given axes."""
         known = self._points.get(axes)
         if known is None:
             known = prod([count for axis, count in self.counts.items() if axis in axes])
@@ -135,8 +136,8 @@ class LoopCounts:
     def places(self, form: Form, fixed: tuple[Axis, ...] = ()) -> int:
         """Return how many distinct elements of a tensor the register tile accesses.
 
-        `form` is the form of the accesses. A vector counts as one element. Along the `fixed` axes,
-        only one point of the tile is considered.
+        `form` has the index expressions of the accesses. A vector counts as one element. Along the
+        `fixed` axes, the tile is assumed to have only one position.
         """
         known = self._places.get((form, fixed))
         if known is None:
@@ -152,8 +153,8 @@ class LoopCounts:
         """Return the number of distinct elements that the register tile accesses, divided by the
         number of its accesses.
 
-        `form` is the form of the accesses. The result is below 1 if several points of the tile
-        access the same element.
+        `form` has the index expressions of the accesses. The result is below 1 if the tile accesses
+        an element several times.
         """
         return self.places(form) / self.points_along(form.axes)
 
@@ -168,8 +169,8 @@ class LoopCounts:
     def trips_inside(self, form: Form) -> int:
         """Return how many consecutive iterations access the same elements of a tensor.
 
-        `form` is the form of the accesses. The result is the product of the trips of the innermost
-        loops, up to the first loop that changes the address.
+        `form` has the index expressions of the accesses. The result is the product of the trip
+        counts of the innermost loops, up to the first loop that changes the address.
         """
         inside = 1
         for loop in self.around:
@@ -182,8 +183,8 @@ class LoopCounts:
     def span(self, form: Form) -> tuple[float, ...]:
         """Return the bytes that accesses touch in the register tile and in each enclosing loop.
 
-        `form` is the form of the accesses. The first entry is for one execution of the tile. The
-        others are for one complete execution of each loop of `around`.
+        `form` has the index expressions of the accesses. The first entry is for one execution of
+        the tile. The others are for one complete execution of each loop of `around`.
         """
         known = self._spans.get(form)
         if known is None:
@@ -194,8 +195,9 @@ class LoopCounts:
         """Return the bytes of all tensors that the register tile and each enclosing loop touch.
 
         The first entry is for one execution of the tile. The others are for one complete execution
-        of each loop of `around`. `tensors` has the access forms of each tensor. The forms of one
-        tensor mostly touch the same elements, so only the form with the most bytes counts.
+        of each loop of `around`. `tensors` has, for each tensor, the forms of its accesses. The
+        accesses of one tensor mostly touch the same elements, so only the form that touches the
+        most bytes counts.
         """
         known = self._footprints.get(tensors)
         if known is None:
@@ -251,7 +253,7 @@ def _level(axis: Axis, trips: int, extent: int) -> EnclosingLoop:
 def count_loops(
     loops: EnclosingLoops, reduce: tuple[Tile, ...], unroll: tuple[Tile, ...], vector: Axis | None
 ) -> LoopCounts:
-    """Count the iterations of the loops around a `Compute`, and the points of its register tile.
+    """Count the iterations of the loops around a `Compute`, and the vectors of its register tile.
 
     Args:
         loops: the loops around the `Compute`.

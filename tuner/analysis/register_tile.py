@@ -43,8 +43,8 @@ class TileCase:
     Attributes:
         count: number of executions in the group.
         share: size of the tile in these executions, as a fraction of a full tile.
-        parts: the loops in whose last iteration the tile is partial, each with the size of this
-            partial tile along the loop's axis, as a fraction of a full tile's size.
+        parts: for a partial tile, the loops of which it is the last iteration, each with the tile's
+            size along the loop's axis, as a fraction of a full tile's size.
     """
 
     count: float
@@ -84,7 +84,8 @@ def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCa
 class RegisterTile:
     """Estimates how many core cycles one execution of a statement's register tile takes.
 
-    An execution includes all reduction steps. `in_program_order` is as in `PlacedCompute`.
+    An execution includes all reduction steps. `in_program_order` states the order of the unrolled
+    operations (`PlacedCompute.in_program_order`).
     """
 
     def __init__(self, statement: ComputeCosts, in_program_order: bool, machine: Machine) -> None:
@@ -189,7 +190,7 @@ def _loads(
     """Describe the loads in one execution of a full register tile.
 
     Each entry has the axes of a load, its number of executions, and the shuffles and cycles per
-    execution. An element that several points of the tile read is loaded once. Elements that are
+    execution. An element that the tile reads several times is loaded once. Elements that are
     invariant in the inner loops are loaded before these loops if registers are free.
     """
     found = []
@@ -246,7 +247,7 @@ def _stores(statement: ComputeCosts, machine: Machine) -> float:
 def _crossing(statement: ComputeCosts, use: Use) -> float:
     """Return the probability that a vector access crosses a cache-line boundary.
 
-    All addresses with the guaranteed alignment are equally likely.
+    All addresses with the guaranteed alignment are assumed to be equally likely.
     """
     if use.lane_step == 0 or use.alignment == LINE_BYTES:
         return 0.0
@@ -277,7 +278,7 @@ class _Window:
             neighbouring outputs read the same elements.
         waiting: number of elements that the tile reads for one of these positions. It reads most of
             them again for the next position.
-        in_program_order: as in `PlacedCompute`.
+        in_program_order: the order of the unrolled operations (`PlacedCompute.in_program_order`).
     """
 
     places: int
