@@ -1,6 +1,7 @@
 """Events that a tuning run emits, for progress displays and for recordings.
 
-The times of tasks and of the model are seconds per inference.
+A task's time is the time of one run of its kernel. The model's time is the time of one inference.
+Both are in seconds.
 """
 
 from __future__ import annotations
@@ -75,11 +76,13 @@ class TaskInputs:
         count: number of occurrences of the task in the model.
         known_trials: number of the task's trials in the store when the run started. A replay uses
             this many of the oldest trials.
-        incumbent: the task's present record, which new candidates have to beat; None without one.
+        incumbent: the task's record at the start, which new candidates have to beat; None without
+            one.
         bound_seconds: lower bound of the time on this machine; 0: unknown.
         points: the sizes at which candidates are measured.
         relative: a record of another task of its family; None without one.
-        scale: factor of the task's seconds (`Task.scale`).
+        scale: factor by which the task's time is multiplied in the model's time. It differs from 1
+            if the task covers only a part of a dimension's range (`Task.scale`).
     """
 
     key: RecordKey
@@ -147,9 +150,9 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """The extent of a run's screening, its first phase, in which all candidates are measured.
+    """The extent of a run's screening, the phase before finalists are compared.
 
-    `candidates` is the number of candidates measured, and `seconds` the duration of the phase.
+    `candidates` is the number of candidates measured in this phase, and `seconds` its duration.
     """
 
     candidates: int

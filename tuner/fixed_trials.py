@@ -1,6 +1,6 @@
 """Measurement of given schedules, once each, without a search.
 
-The service measures records from workers' devices a second time in this way.
+With it, the service confirms records, by measuring them a second time.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Wanted:
     Attributes:
         phase: the phase of the trials. In every phase but screening, the first schedule is the
             incumbent, and each other schedule is timed alternately with it.
-        origin: the origin that the trials state.
-        serial: a part of the trials' ids that distinguishes repeated measurements
-            (`measurement.trial_id`).
+        origin: the source of the schedules, such as "default", which is stored in the trials.
+        serial: a number or text that enters the trials' ids, so that repeated measurements of a
+            schedule have different ids (`measurement.trial_id`).
     """
 
     task: Task

@@ -32,8 +32,8 @@ NEAR_SHARE = 0.25
 """Fraction of the sorted times from which a task's scale (`Curve.scale`) is estimated, if that is
 more than `NEIGHBOURS` times.
 
-Several schedules may differ only in form. A cluster of such schedules at the fast end is not
-informative about the other times.
+Several schedules may lead to nearly the same code. A cluster of such schedules at the fast end is
+not informative about the other times.
 """
 
 UNKNOWN_SCALE = 0.06
@@ -106,7 +106,11 @@ class Curve:
 
 @dataclass(slots=True)
 class History:
-    """The times of one task's trials, from which the gain of further trials is estimated."""
+    """The times of one task's trials, from which the gain of further trials is estimated.
+
+    It also sums the expected and the actual gains of the task's batches, to correct later forecasts
+    (`trust`). `codes` has the digests of the object codes whose times are recorded.
+    """
 
     trials: int = 0
     """Number of schedules with a result, successful or failed, from this job and others."""
@@ -150,7 +154,7 @@ class History:
     def trust(self) -> float:
         """Return approximately the ratio of actual to expected gains so far, at most MOST_TRUST.
 
-        Further expected gains are multiplied by this factor.
+        Later forecasts of this task's gain are multiplied by this ratio.
         """
         return min(MOST_TRUST, (DOUBT + self.gained) / (DOUBT + self.expected))
 
@@ -164,11 +168,12 @@ class History:
         return min(1.0, sqrt(2 * self.record_at / self.trials)) if self.trials else 1.0
 
     def own_scale(self) -> tuple[float, int]:
-        """Estimate `Curve.scale`, the parameter of the forecast, from the times of this task alone.
+        """Estimate the task's scale from its own times; return the scale and its weight.
 
-        Return the scale, and its weight in a mean with other tasks: the number of differences
-        between consecutive sorted times from which it is estimated. With fewer than three times,
-        both are 0.
+        The scale measures how much a task can still improve: after n trials, further trials are
+        expected to save at most the fraction scale / n of its time. It is estimated from the
+        differences between consecutive sorted times. The weight is the number of these differences;
+        `scale` averages estimates by weight. With fewer than three times, both numbers are 0.
         """
         # From the second fastest on: a model or the default chose the fastest, so it is not random.
         most = len(self.fastest) - 2
@@ -182,11 +187,12 @@ class History:
         return min(MOST_SCALE, distance * self.trials), near
 
     def scale(self, alike: float) -> float:
-        """Return `Curve.scale`, the parameter of the forecast, for the task.
+        """Return the task's scale for forecasts (`Curve.scale`).
 
-        It is a weighted mean of the scale estimated from the task's own times and of `alike`, the
-        scale of similar tasks, which has the weight VOICES. The mean is multiplied by `trust` and
-        `freshness`.
+        After n trials, further trials are expected to save at most the fraction scale / n of the
+        task's time. The result is a weighted mean of the scale estimated from the task's own times
+        (`own_scale`) and of `alike`, the scale of similar tasks, which has the weight VOICES. The
+        mean is multiplied by `trust` and `freshness`.
         """
         own, known = self.own_scale()
         return self.trust * self.freshness * (own * known + VOICES * alike) / (known + VOICES)
@@ -286,9 +292,9 @@ def forecast(
 def gain_alone(curve: Curve, whole: Forecast | None) -> float | None:
     """Return the expected gain per minute if all further trials are spent on one task.
 
-    `curve` is the state of the task, and `whole` the forecast for the model, which states the
-    number of trials. The gain is a fraction of the model's time. Return None if `whole` is None or
-    the model's time is 0.
+    The gain is a fraction of the model's time. `curve` is the state of the task. `whole` is the
+    forecast for the model, which states the number and the duration of the further trials. Return
+    None if `whole` is None or the model's time is 0.
     """
     if whole is None or not whole.model_seconds:
         return None
@@ -297,7 +303,7 @@ def gain_alone(curve: Curve, whole: Forecast | None) -> float | None:
 
 
 class ForecastLog:
-    """The forecasts of a run, stored to compare them with the actual gains later."""
+    """The states of a run's tasks at several times, to compare forecasts with the actual gains."""
 
     def __init__(self) -> None:
         self._made: list[tuple[float, int, tuple[Curve, ...]]] = []
@@ -310,10 +316,10 @@ class ForecastLog:
         self._made.append((seconds, trials, tuple(curves)))
 
     def error(self, window_seconds: float = WINDOW_SECONDS) -> ForecastError | None:
-        """Compare each stored forecast with the gain that the trials after it brought.
+        """Compare the forecast from each stored state with the actual gain afterwards.
 
-        The gain counts up to `window_seconds` after the forecast, or up to the end of the run.
-        Return None if no forecast was followed by another call of `note` in this time.
+        Forecast and gain are those until the last call of `note` within `window_seconds` after the
+        state was stored. States without such a call are left out. Return None if all are left out.
         """
         pairs = []
         for number, (at, trials, curves) in enumerate(self._made[:-1]):

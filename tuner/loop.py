@@ -256,7 +256,8 @@ class _TuningRun:
     def _adopt(self) -> tuple[MeasureRequest, ...]:
         """Take over the requests that an earlier process of this job sent to the runner.
 
-        Return those whose results this run awaits. Requests for finished tasks are discarded.
+        Return the requests whose results this run awaits. Requests for finished tasks are
+        cancelled, and requests that confirm records are ignored.
         """
         adopted = []
         for request in self._pipeline.resume():

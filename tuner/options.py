@@ -34,7 +34,8 @@ class TuneOptions:
         screen_samples: number of timed samples per candidate in screening.
         final_samples: number of pairs of samples per finalist.
         sample_seconds: the duration of one sample, which consists of as many runs as fit.
-        limit_seconds: time limit for each step of measuring one candidate.
+        limit_seconds: time limit for each step of measuring one candidate, such as its check or one
+            sample.
         job_id: stored with every trial; empty without a job.
         codegen_version: stored with every trial; trials of other versions are not used.
         compiler_version: stored with every record.

@@ -254,9 +254,9 @@ class Pipeline:
         return self._numbers - 1
 
     def _count_busy(self) -> None:
-        """Add the time since the previous call to `beside`, if the runner was busy.
+        """Add the time since the previous call to the timings of the busy runner.
 
-        The runner counts as busy if it had requests at the time of the previous call.
+        Do so only if the runner was busy: if it had requests at the time of the previous call.
         """
         if self._beside is None:
             return

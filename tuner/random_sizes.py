@@ -8,8 +8,9 @@ different jobs can be compared.
 A candidate's time is a weighted sum of its times at these sizes. The weight of a size is its
 frequency divided by the workload's cost at this size. So an increase of the time by a tenth has the
 same effect at a small size and at a large one. With unweighted seconds, the largest size would
-dominate: of 1..512, the last of four quantiles takes four fifths of the sum. The weights are scaled
-such that, for a kernel whose times are proportional to the costs, the sum is the mean of its times.
+dominate: of four quantiles of 1..512, the largest takes four fifths of the sum. The weights are
+scaled such that, for a kernel whose times are proportional to the costs, the sum is the mean of its
+times.
 """
 
 from __future__ import annotations
@@ -292,9 +293,10 @@ def _column(dimension: Dimension, stated: Mapping[int, float] | None, count: int
 
 
 def _shuffled(column: Sequence[int], place: int) -> list[int]:
-    """Return the sizes of a dimension in a fixed order that differs for each value of `place`.
+    """Return the sizes in `column` in a fixed order that looks random.
 
-    The order follows multiples of the golden ratio modulo 1, so that it looks random.
+    The order follows multiples of the golden ratio modulo 1. It differs for each value of `place`,
+    the position of the dimension among those with shuffled sizes.
     """
     count = len(column)
     golden = (math.sqrt(5) - 1) / 2

@@ -72,9 +72,9 @@ class RunAnswers:
 
     Args:
         trials: the trials of the run.
-        earlier: the trials stored before the run. If an earlier process was killed after it had
-            stored trials and before it acknowledged their request, the run awaits this request
-            again.
+        earlier: the trials stored before the run. The run may receive their results again: if an
+            earlier process was killed after it stored a batch's trials and before it acknowledged
+            the batch to the runner, the runner returned the batch's result a second time.
     """
 
     def __init__(self, trials: Sequence[Trial], earlier: Sequence[Trial] = ()) -> None:

@@ -31,7 +31,7 @@ class Profile:
         weight: factor of the task's seconds in the time of the model.
         operations: number of vector operations of the default schedule, by which tasks are
             compared.
-        kind: a value that is equal for similar tasks.
+        kind: a value that is equal for similar tasks, such as the set of their algorithms.
         bound_seconds: lower bound of the task's time on the machine; 0 if unknown.
         space: the schedules of the task; empty if unknown. Their number (`len`) is computed only
             after a trial has succeeded, because this may take a tenth of a second.
@@ -115,8 +115,8 @@ class _Kind:
     """Statistics of all tasks with the same `Profile.kind`.
 
     Attributes:
-        scales: the sum of the scales estimated from the times of each task
-            (`History.own_scale`).
+        scales: the sum of the tasks' scales, each estimated from the task's own times
+            (`History.own_scale`). A task with a large scale is expected to improve more.
         count: number of tasks for which a scale was estimated.
         rate: the highest throughput, in vector operations per second; 0 without measurements.
     """
@@ -126,10 +126,11 @@ class _Kind:
     rate: float
 
     def scale_beside(self, own: float, known: int) -> float:
-        """Return the mean scale of the other tasks of this kind, for a task with the scale `own`.
+        """Return the mean scale of all tasks of this kind but one.
 
-        The mean includes a prior: VOICES tasks with the scale UNKNOWN_SCALE. `own` and `known` are
-        the results of `History.own_scale` for the task.
+        `own` is the scale of the task to leave out, and `known` the number of time differences from
+        which it was estimated; with 0, the task is not part of the sum `scales`. The mean includes
+        VOICES imaginary tasks with the scale UNKNOWN_SCALE, as a prior.
         """
         others = (self.scales - own, self.count - 1) if known else (self.scales, self.count)
         return (others[0] + VOICES * UNKNOWN_SCALE) / (others[1] + VOICES)

@@ -66,7 +66,7 @@ def samples_of(
 class CandidateFeatures:
     """A cache of feature extractors for the candidates of one record key.
 
-    There is one extractor for each combination of a device and the sizes at which it measured.
+    There is one extractor for each device and each set of sizes at which the device measured.
 
     Raises:
         CompilerError: if the compiler has no schedules for the workload.

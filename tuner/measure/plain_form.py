@@ -154,7 +154,8 @@ class PlainForms:
     def _array(self, spec: BufferSpec, source: InputSpec) -> tuple[str, bytes]:
         """Return the digest and the bytes of the array from which a buffer is filled.
 
-        The array is in row-major order and has no halo. `source` is its distribution.
+        The array is in row-major order and has no halo. `source` has the distribution and the seed
+        of its elements.
         """
         plain = replace(spec, name="", layout=str(ROW_MAJOR), halo=(), bytes=0, may_alias=())
         key = source, json.dumps(plain.to_json(), sort_keys=True)

@@ -65,7 +65,8 @@ ENDED = NoReference("is not wanted any more", ended=True)
 class Prepared:
     """The expected outputs for a batch of candidates, which are computed in the background.
 
-    They stay available while this object exists, even if the cache drops them.
+    They stay available while this object exists, even if the cache drops them. `made` has a future
+    for each entry of `asked`.
     """
 
     asked: tuple[tuple[SizePoint, int], ...]

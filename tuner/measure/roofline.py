@@ -139,9 +139,9 @@ class DotPeak:
         intrinsic: the name of its LLVM intrinsic.
         accumulator: the type of the sums.
         operand: the type of the operands.
-        groups: number of rounds that one iteration of the loop in `peak_NAME` counts as. In one
-            round, CHAINS vector registers of sums each add one group of products per lane. A group
-            has as many products as `speeds.DOTS` states.
+        groups: number of rounds for which one iteration of the loop in `peak_NAME` counts. A round
+            is a unit of work: CHAINS vectors of sums, in each lane of which as many products are
+            added as `speeds.DOTS` states, such as 4 for int8.
         in_tiles: whether the instruction works on AMX tile registers.
     """
 
@@ -237,7 +237,8 @@ def _peak_ir(symbol: str, sums: str, factors: str, function: str, step: int = 1)
     """Return LLVM IR of a function `symbol` that measures the peak rate of one instruction.
 
     It is a loop that applies the intrinsic `function` to CHAINS independent sums and two factors.
-    `sums` and `factors` are their vector types. One iteration of the loop counts as `step` rounds.
+    `sums` and `factors` are their vector types. One iteration of the loop counts as `step` rounds
+    of the function's argument `rounds`.
     """
     chains = range(CHAINS)
     phis = [f"  %s{i} = phi {sums} [ %start, %entry ], [ %n{i}, %loop ]" for i in chains]

@@ -106,7 +106,8 @@ class RepeatSettings(JsonValue):
         margin: a candidate that is significantly slower than the fastest one, by more than this
             fraction, gets no more samples (`statistics.racing`).
         incumbent_seconds: the fastest known time of the task; None if unknown.
-        limit_seconds: wall-time limit for each step of one candidate.
+        limit_seconds: wall-time limit for each step of one candidate, such as its check or one
+            sample.
         seed: the seed of the random orders.
     """
 

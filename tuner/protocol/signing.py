@@ -2,7 +2,7 @@
 
 The verifier uses only Python's standard library, because a device may have no cryptographic
 library. The running time depends on the arguments, but reveals no secret, because public keys,
-messages and signatures are public. The service signs leases with such a library
+messages and signatures are public. The service uses a cryptographic library to sign leases
 (`service.signing`).
 """
 
@@ -79,9 +79,9 @@ def _negated(point: _Point) -> _Point:
 
 
 def _sum(one: _Point, other: _Point) -> _Point:
-    """Return the sum of two points of the curve, by the formulas of RFC 8032, section 5.1.4.
+    """Return the sum of two points of the curve, which may be equal.
 
-    They are also correct for equal points.
+    The formulas are from RFC 8032, section 5.1.4.
     """
     a = (one[1] - one[0]) * (other[1] - other[0]) % _P
     b = (one[1] + one[0]) * (other[1] + other[0]) % _P

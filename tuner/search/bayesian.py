@@ -115,12 +115,13 @@ class Bayesian:
     def _beforehand(
         self, estimates: Mapping[Schedule, float], measured: Mapping[Schedule, float]
     ) -> tuple[dict[str, float], list[Opinion]]:
-        """Return the prior: the expected log seconds of each algorithm, and the other predictors.
+        """Return the prior mean of log seconds for each algorithm, and the predictors of the
+        differences between schedules of one algorithm.
 
-        The option `estimates` is off for devices that differ from their target. Then the estimates
-        have no weight until measurements agree with them. The distance from the default schedule is
-        not used at all, because the default is chosen for the target, too. So the first candidates
-        are spread over the space.
+        The predictors are the estimates and the distance from the default schedule. If the option
+        `estimates` is off, because the device differs from its target, the estimates have no weight
+        until measurements agree with them, and the distance is not used, because the default is
+        chosen for the target, too. So the first candidates are spread over the space.
 
         Args:
             estimates: estimated log seconds by schedule.
@@ -150,10 +151,11 @@ def _levels(estimates: Mapping[Schedule, float]) -> dict[str, float]:
 
 
 def _beside_rules(levels: Mapping[str, float], home: str) -> dict[str, float]:
-    """Correct the estimated log seconds of each algorithm; return the expected log seconds.
+    """Return the expected log seconds of each algorithm, given the estimated ones (`levels`).
 
-    `home` is the algorithm of the default schedule, which stays unchanged. For another algorithm,
-    its difference from `home` is multiplied by LEVEL_SHARE, and OTHER_ALGORITHM is added.
+    For `home`, the algorithm of the default schedule, the estimate is used unchanged. The other
+    algorithms are expected to differ from `home` by less than estimated (factor LEVEL_SHARE), and
+    to be slower by OTHER_ALGORITHM, because the rules for the default did not choose them.
     """
     if home not in levels:
         return dict(levels)

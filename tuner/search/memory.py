@@ -13,15 +13,15 @@ from tilewright.tuner.search.protocol import Observed, Suggestion
 class Memory:
     """The suggested and measured candidates of one task, and a source of new random candidates.
 
-    The attribute `seconds` has the fastest time of each measured schedule. Of several schedules
-    with the same code, it has only the first one.
+    The attribute `seconds` has the fastest time of each measured schedule. Schedules with the same
+    code have one common entry, under the first of them.
     """
 
     def __init__(self, space: ScheduleSpace, rng: random.Random) -> None:
         self.space = space
         self.seconds: dict[Schedule, float] = {}
-        """Measured time in seconds of each schedule. Of several schedules with the same code, it
-        has only one."""
+        """Fastest measured time in seconds of each schedule. Schedules with the same code have one
+        common entry."""
         self._rng = rng
         self._seen: set[Schedule] = set()
         self._codes: dict[str, Schedule] = {}

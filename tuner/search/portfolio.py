@@ -31,8 +31,8 @@ class _Member:
     """A strategy with the counts of its successes and failures.
 
     Attributes:
-        improved: number of its suggestions that improved on the best time. A suggestion counts
-            less, the more results of other suggestions have arrived since then.
+        improved: number of its suggestions that improved on the best time. Each later result
+            reduces the weight of a suggestion in this number.
         failed: number of its other suggestions, counted in the same way. Both numbers start from
             prior values, not from 0.
     """

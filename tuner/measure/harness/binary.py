@@ -79,8 +79,8 @@ def harness_path(machine: str, folder: Path) -> Path:
 def build_into_package(folder: Path) -> Path:
     """Compile a static harness for this machine into a package's folder, unless it exists there.
 
-    The harness is linked statically because `--via` copies it to other devices. Harnesses of other
-    versions are deleted from the folder. Return the path of the harness.
+    The harness is linked statically because the option `--via` copies it to other devices.
+    Harnesses of other versions are deleted from the folder. Return the path of the harness.
 
     Raises:
         OSError: if no compiler is found, or the folder cannot be written.

@@ -108,7 +108,8 @@ class _Blobs:
 
     Attributes:
         given: returns the bytes of a blob of the caller, by digest.
-        made: the blobs created by expanding requests, by digest.
+        made: the blobs that this process generated because the device has no NumPy (plans and
+            input arrays), by digest.
         named: the digests of all blobs that the requests name.
     """
 
@@ -130,8 +131,8 @@ class _Connection:
         said: the harness's messages that have not been processed yet.
         ended: set when no more messages will arrive.
         heard_at: the time of the last message, by time.monotonic().
-        sending_since: the time at which sending the current piece of a message began; infinity if
-            nothing is being sent.
+        sending_since: the time at which the write in progress began (a message is written in pieces
+            of PIECE_BYTES); infinity if nothing is being sent.
         cancelled: returns whether the caller has cancelled the work in progress; None without work.
     """
 
