@@ -305,7 +305,8 @@ class _TuningRun:
     def _is_late(self) -> bool:
         """Whether screening must end, because the rest of the time budget is for the finalists.
 
-        If so, set the reason `Ended.TIME`. A replay has no time budget; it ends with its journal.
+        If so, set the reason `Ended.TIME`. A replay has no time budget; it ends where its journal
+        (the recorded order of batches) ends.
         """
         if self._pipeline.repeats or not self._limits.is_late(self._board.unfinished):
             return False
@@ -376,7 +377,7 @@ class _TuningRun:
     def _take(self, batch: Batch) -> None:
         """Update the task's state, the limits and the forecast with the trials of a batch.
 
-        After a batch of finalists, choose the record.
+        If the batch compared the task's finalists, also choose the task's record.
         """
         state = batch.state
         kept = _measured(batch)
@@ -431,7 +432,7 @@ class _TuningRun:
     def _may_compare(self) -> bool:
         """Whether the run is not cancelled and has time left to compare finalists.
 
-        A replay has no time limit; it ends with its journal.
+        A replay has no time limit; it ends where its journal (the recorded order of batches) ends.
         """
         left = self._limits.seconds_left
         in_time = self._pipeline.repeats or left is None or left > 0

@@ -203,8 +203,9 @@ class Pipeline:
     def finished(self, timeout_seconds: float) -> list[Batch]:
         """Remove finished batches from the pipeline and return them, oldest first.
 
-        Wait for results up to the timeout. With the option `in_order` or in a replay, return at
-        most one batch, and only if it is the next one in the order.
+        Wait for results up to the timeout. With the option `in_order`, return at most one batch,
+        and only if each batch sent before it was returned or waits for expected outputs. In a
+        replay, return at most one batch, and only if it is the next one in the journal.
 
         Raises:
             TuningError: if a replay cannot continue in the order of its journal.

@@ -334,7 +334,7 @@ class TaskState:
             self._learn(trial, counted=same and bool(trial.job_id))
 
     def adopt(self, request: MeasureRequest) -> None:
-        """Record that an earlier process requested candidates, so that none is suggested again."""
+        """Record the candidates of an earlier process's request, to avoid suggesting them again."""
         for candidate in request.candidates:
             schedule = Schedule.from_json(dict(candidate.schedule))
             serial = self.serials.get((schedule, request.phase), 0)

@@ -46,7 +46,7 @@ _FMA, _ADD, _MUL, _COMPARE = map(
 class LoopLevel:
     """The trip count and the memory footprint of a loop around a statement.
 
-    The statement's register tile is represented as a loop with one iteration.
+    An object of this class may also describe the statement's register tile, with one trip.
 
     Attributes:
         trips: iterations of this loop alone, without those of outer loops.

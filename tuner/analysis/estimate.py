@@ -97,9 +97,9 @@ def estimate_nest(
 def _cost(
     statement: ComputeCosts, in_program_order: bool, machine: Machine, threads: int
 ) -> tuple[float, tuple[float, ...]]:
-    """Return the cycles of a statement on the busiest thread, and its cycles on all threads.
+    """Return the cycles of a statement on the busiest thread, and the parts of its total cycles.
 
-    The second value is divided into the parts that PARTS names, such as "loads" and "spills".
+    The parts are summed over all threads; PARTS has their names, such as "loads" and "spills".
     """
     parts = (*_core(statement, in_program_order, machine), *_behind(statement, machine))
     return _with_memory(statement, parts) * _share(statement, threads), parts
@@ -133,7 +133,8 @@ def _behind(statement: ComputeCosts, machine: Machine) -> list[float]:
 
 
 def traffic(statement: ComputeCosts, cache_bytes: Sequence[int]) -> tuple[float, ...]:
-    """Return, for each cache size, the bytes of a statement's accesses that miss such a cache.
+    """Return, for each cache size, the bytes of a statement's accesses that miss a cache of this
+    size.
 
     A loop that reuses a tensor fetches it again in each iteration, unless everything that its body
     touches fits into the cache. If the data of the whole statement fit into the first cache, all

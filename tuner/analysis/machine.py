@@ -35,8 +35,8 @@ class Machine:
         stores: throughput of stores, in vectors per cycle.
         in_flight: number of reduction operations that the reorder buffer holds at once, if they
             occupy half of the buffer.
-        page_rows: number of cache lines with addresses a multiple of a page apart that the
-            first-level cache holds at once.
+        page_rows: number of cache lines that the first-level cache can hold at once if their
+            addresses are multiples of a page apart, so that they compete for the same sets.
         caches: the caches, from the first level to the third.
         core: the properties that do not depend on the vector width.
         tiles: the AMX tile registers; None if the core has none.

@@ -43,8 +43,8 @@ class TileCase:
     Attributes:
         count: number of executions in the group.
         share: size of the tile in these executions, as a fraction of a full tile.
-        parts: for a partial tile, the loops of which it is the last iteration, each with the tile's
-            size along the loop's axis, as a fraction of a full tile's size.
+        parts: for a partial tile, the loops in whose last iteration it is executed, each with the
+            tile's size along the loop's axis, as a fraction of a full tile's size.
     """
 
     count: float
@@ -56,8 +56,9 @@ class TileCase:
 def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCase]:
     """Divide the executions of a register tile into full tiles and partial tiles at loop ends.
 
-    Along the vectorised axis, separate code processes the last, partial vector. This code takes as
-    long as for a whole vector, or half as long if the elements fit into half a vector.
+    Along the vectorised axis, separate code processes the whole vectors of a partial tile and its
+    last, partial vector, so these form two groups. The partial vector takes as long as a whole one,
+    or half as long if its elements fit into half a vector.
     """
     found = [TileCase(1.0)]
     for loop, around in zip(loops.fors, reversed(loops.around), strict=True):
@@ -97,7 +98,7 @@ class RegisterTile:
         self._window = _window(statement, in_program_order) if statement.is_reduction else None
 
     def parts(self, case: TileCase) -> tuple[float, ...]:
-        """Return the cycles of one execution of a tile of size `case`, divided into CORE_PARTS.
+        """Return the cycles of one of the executions in the group `case`, divided into CORE_PARTS.
 
         CORE_PARTS names the parts, such as "loads" and "spills". All reduction steps of the
         execution are included.
@@ -170,7 +171,7 @@ class RegisterTile:
     def _operands(self, case: TileCase) -> tuple[float, float]:
         """Return the number of shuffles that permute loaded elements, and the cycles of all loads.
 
-        Both are for one execution of a tile of size `case`.
+        Both are for one of the executions in the group `case`.
         """
         beyond = self._statement.aliased_rows * case.share - self._machine.page_rows - 2
         waiting = max(0.0, beyond) * self._machine.core.set_miss_cycles
@@ -291,7 +292,7 @@ class _Window:
     ) -> tuple[float, float]:
         """Return the cycles of reloads and the number of stores that register spills cause.
 
-        Both are for one execution of a tile of size `case`. A spilled accumulator is stored once
+        Both are for one of the executions in the group `case`. A spilled accumulator is stored once
         for each of the `taps` window positions. In program order, the elements that the next
         position reads again occupy registers, too. In the greedy order, each element is used for
         all positions when it is loaded.

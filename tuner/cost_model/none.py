@@ -1,7 +1,7 @@
 """The cost model `none`, which gives all candidates the same score.
 
-With this model, search strategies rank candidates by their estimated times for the whole run, or if
-the option `estimates` is off, choose at random. It serves as a baseline for other models.
+Throughout a run with this model, search strategies rank candidates by their estimated times or, if
+the option `estimates` is off, choose at random. The model serves as a baseline for other models.
 """
 
 from __future__ import annotations

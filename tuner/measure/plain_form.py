@@ -96,8 +96,9 @@ class PlainForms:
     def batch(self, request: MeasureRequest) -> tuple[MeasureRequest, dict[str, bytes]]:
         """Add a plan to a batch. Return the new request, and the additional blobs by digest.
 
-        If a candidate's kernel specification is invalid or does not fit a case, its plan is an
-        error message. The device then reports this candidate as RUN_ERROR, and measures the others.
+        If a candidate's kernel specification is invalid or does not fit the request's inputs, its
+        plan is an error message. The device then reports this candidate as RUN_ERROR, and measures
+        the others.
         """
         blobs: dict[str, bytes] = {}
         cases = [

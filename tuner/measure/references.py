@@ -288,7 +288,7 @@ def _at(workload: Workload, point: SizePoint) -> Workload:
 
 
 def _asked(phase: Phase, points: Sequence[SizePoint]) -> list[tuple[SizePoint, int]]:
-    """Return the sets of random inputs for a phase: the size point and index in DRAWS of each."""
+    """Return the sets of random inputs for a phase, each as a size point and an index in DRAWS."""
     first = [(point, 0) for point in points]
     if phase is Phase.SCREEN:
         return first

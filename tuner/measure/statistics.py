@@ -145,7 +145,8 @@ class Comparison(JsonValue):
         """Return FASTER or SLOWER if the difference is significant and large enough, else TIE.
 
         The confidence interval of the median ratio must exclude 1, and the median must differ from
-        1 by more than TIE_MARGIN. FASTER also requires an interval with a coverage of CONFIDENCE.
+        1 by more than TIE_MARGIN. FASTER also requires an interval with a coverage of at least
+        CONFIDENCE.
         """
         interval = self.interval
         if interval.high < 1.0 and self.ratio < 1.0 - TIE_MARGIN:

@@ -137,7 +137,7 @@ def _build_with_any(target: str, output: Path) -> None:
     """Compile a harness for a target with the first compiler that succeeds.
 
     Raises:
-        HarnessError: if every compiler fails, or this machine has none.
+        HarnessError: if every compiler fails, or if this machine has no compiler.
     """
     commands = list(_commands(target))
     reason = ""

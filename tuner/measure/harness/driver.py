@@ -1,8 +1,9 @@
 """Communication with the harness of a device through the standard input and output of a command.
 
-`serve.c` documents the protocol. The device needs no NumPy, because this module expands the
-requests (`tuner.measure.plain_form`). The device is not trusted: it receives only the blobs that a
-request names, and its messages are validated as strictly as a worker's messages to the service.
+`serve.c` documents the protocol. The device needs no NumPy, because this module generates the
+random input arrays of each request (`tuner.measure.plain_form`). The device is not trusted: it
+receives only the blobs that a request names, and its messages are validated as strictly as a
+worker's messages to the service.
 """
 
 from __future__ import annotations
