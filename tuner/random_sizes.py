@@ -159,7 +159,7 @@ def points_within(
     *,
     stated: bool = False,
 ) -> tuple[tuple[SizePoint, ...], float]:
-    """Return the size points for one piece of a workload's range, and a factor for its time.
+    """Return the size points for one piece of a workload's range, and the factor of its time.
 
     If the times of all pieces are multiplied by their factors, their sum equals the weighted sum
     over the sizes of the whole range. If no combination in `sampled` lies within the piece, the

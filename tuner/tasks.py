@@ -29,9 +29,10 @@ class Task:
         count: number of occurrences of the workload in the model.
         points: the sizes at which candidates are measured; several if the workload has open sizes.
         stated: whether a user stated these sizes.
-        scale: a factor of the task's seconds. It is not 1 if the workload is for one piece of a
-            dimension's range (`compiler.plan.intervals`). With these factors, the seconds of all
-            pieces add up to the weighted sum over the whole range.
+        scale: factor by which the task's seconds are multiplied in the time of the model. It
+            differs from 1 if the workload is for one piece of a dimension's range
+            (`compiler.plan.intervals`). With these factors, the seconds of all pieces add up to the
+            weighted sum over the whole range.
     """
 
     name: str
@@ -128,7 +129,8 @@ def make_task(
         points: the sizes at which candidates are measured; by default, `tuner.random_sizes` selects
             them.
         stated: whether a user stated these sizes.
-        scale: a factor of the task's seconds (`Task.scale`).
+        scale: factor by which the task's seconds are multiplied in the time of the model; 1 unless
+            the workload is for one piece of a dimension's range (`Task.scale`).
 
     Raises:
         CompilerError: if no template applies to the workload.

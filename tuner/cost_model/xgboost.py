@@ -166,7 +166,7 @@ class XGBoostModel:
 
         First, a model is trained on `samples`, to find the number of rounds after which it best
         ranks the `stopping` samples. Then the final model is trained on both sets with this number.
-        The two sets must not share tasks; otherwise the chosen number would overfit.
+        The two sets must not share tasks; otherwise too many rounds would be chosen.
 
         For every objective, the quality of a ranking is the fraction of pairs in the correct order.
         (In an experiment, stopping by the squared error ended after 22 to 54 rounds, but after 150

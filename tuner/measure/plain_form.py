@@ -43,7 +43,7 @@ again."""
 
 
 class PlainForms:
-    """Expands requests for devices without NumPy, by creating their plans and input arrays.
+    """Adds plans (see the module) and input arrays to requests for devices without NumPy.
 
     At most `kept_bytes` of arrays are cached, since the batches of a workload share their arrays.
     """
@@ -58,10 +58,10 @@ class PlainForms:
         blob: Callable[[str], bytes | memoryview],
         most_elements: int = MOST_ELEMENTS,
     ) -> tuple[Request, Mapping[str, bytes]]:
-        """Add a plan to a request.
+        """Add a plan and the input arrays to a request.
 
         Return the new request, and the blobs that it names in addition, by digest: the plan and the
-        input arrays. Requests that need no plan are returned unchanged.
+        arrays. Requests that need no plan are returned unchanged.
 
         Args:
             request: a batch or a run.

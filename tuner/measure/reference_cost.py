@@ -128,8 +128,8 @@ def _between(dimension: Dimension, size: int, step: int) -> int:
 def reference_bytes(workload: Workload) -> int:
     """Estimate the peak memory of computing a workload's expected output, in bytes.
 
-    The estimate includes all values that later operators read, and the temporary arrays of the
-    operator that is being evaluated.
+    While an operator is evaluated, memory holds the values that it or later operators read, and its
+    temporary arrays. The result is the maximum over all operators.
     """
     graph = workload.graph
     last_use = {value: number for number, n in enumerate(graph.nodes) for value in n.inputs}

@@ -139,9 +139,8 @@ class DotPeak:
         intrinsic: the name of its LLVM intrinsic.
         accumulator: the type of the sums.
         operand: the type of the operands.
-        groups: number of rounds for which one iteration of the loop in `peak_NAME` counts. A round
-            is a unit of work: CHAINS vectors of sums, in each lane of which as many products are
-            added as `speeds.DOTS` states, such as 4 for int8.
+        groups: number of rounds for which one iteration of the loop in `peak_NAME` counts. In one
+            round, `speeds.DOTS` products (4 for int8) are added to each lane of CHAINS vectors.
         in_tiles: whether the instruction works on AMX tile registers.
     """
 

@@ -1,9 +1,9 @@
 """A combination of search strategies, in which successful strategies suggest more candidates.
 
-Thompson sampling (1933) chooses a strategy for each candidate of a batch. A strategy's probability
-to improve on the best time is modelled by a beta distribution. Its parameters are counts of the
-strategy's successes and failures, in which older ones have less weight. All strategies get the
-results of all candidates.
+Thompson sampling (Thompson 1933) chooses a strategy for each candidate of a batch. The probability
+that a strategy's candidate improves on the best time is modelled by a beta distribution. Its
+parameters are counts of the strategy's successes and failures, in which older ones have less
+weight. All strategies get the results of all candidates.
 """
 
 from __future__ import annotations

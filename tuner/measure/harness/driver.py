@@ -401,10 +401,9 @@ class Harness:
     def _given(
         self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
-        """Send the blobs with the given digests; if one cannot be read, end the harness.
+        """Send blobs to the device; return whether all were sent (`_give`).
 
-        The harness would otherwise wait forever for this blob. Return false if the work was
-        cancelled.
+        If a blob cannot be read, end the harness, which would otherwise wait for it forever.
         """
         try:
             return self._give(digests, blobs, cancelled)
@@ -415,9 +414,10 @@ class Harness:
     def _give(
         self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
-        """Send the blobs with the given digests, which the device lacks.
+        """Send the blobs with the given digests, which the device lacks; return whether all were
+        sent.
 
-        If the work is cancelled meanwhile, tell the device and return False.
+        If the work is cancelled meanwhile, notify the device and return false.
 
         Raises:
             DeviceLost: if the device requests a blob that its work does not name.
