@@ -191,8 +191,8 @@ class History:
 
         After n trials, further trials are expected to save at most the fraction scale / n of the
         task's time. The result is a weighted mean of the scale estimated from the task's own times
-        (`own_scale`) and of `alike`, the scale of similar tasks, which has the weight VOICES. The
-        mean is multiplied by `trust` and `freshness`.
+        (`own_scale`) and of `alike`, the scale expected from similar tasks, which has the weight
+        VOICES. The mean is multiplied by `trust` and `freshness`.
         """
         own, known = self.own_scale()
         return self.trust * self.freshness * (own * known + VOICES * alike) / (known + VOICES)

@@ -426,7 +426,7 @@ class _TuningRun:
                 waiting.remove(state)
                 self._send_finalists(state)
             if self._pipeline.is_empty:
-                return  # the recorded run ended here, or a relative found nothing
+                return  # a recorded run ended here, or the waiting tasks' relatives have no result
             self._drain_some()
 
     def _may_compare(self) -> bool:

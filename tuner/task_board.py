@@ -150,7 +150,7 @@ class TaskBoard:
         found = {}
         for state, curve in zip(self._states, self.scheduler.curves(), strict=True):
             if state.lead is not None:
-                continue  # counted with the task that is searched for it
+                continue  # its weight is included in that of the searched task
             if curve is not None:
                 found[state.task.key] = curve
             elif (seconds := state.snapshot().best_seconds) is not None:

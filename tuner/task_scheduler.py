@@ -223,7 +223,8 @@ def _curve(task: TaskProgress, kinds: Mapping[Hashable, _Kind]) -> Curve | None:
     best, profile = task.best_seconds, task.profile
     if best is None:
         return None
-    # From similar tasks: how much faster they are at equal work, and how much they gained.
+    # Similar tasks suggest two possible savings: `behind`, by which they are faster at equal work,
+    # and their mean scale.
     behind = max(0.0, 1.0 - _likely_seconds(profile, kinds) / best)
     alike = kinds[profile.kind].scale_beside(*task.history.own_scale()) + behind
     return Curve(

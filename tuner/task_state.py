@@ -292,7 +292,8 @@ class TaskState:
         chosen: list[Suggestion] = []
         while self.retries and len(chosen) < count:
             lost = self.retries.pop(0)
-            # The trials of a killed process may have the loss and also a repetition that succeeded.
+            # The stored trials of a killed process may contain both the loss of the device and a
+            # successful repetition.
             known = lost in self.measured or self.losses[lost] > MAX_RETRIES
             if not known and all(lost != c.schedule for c in chosen):
                 chosen.append(Suggestion(lost, self.origins.get(lost, "")))

@@ -63,10 +63,10 @@ def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCa
     found = [TileCase(1.0)]
     for loop, around in zip(loops.fors, reversed(loops.around), strict=True):
         full, rest = divmod(around.extent, loop.step)
-        if not rest or loop.lets:  # lets move the last tile back, so that it is full
+        if not rest or loop.lets:  # `lets` shift the last tile back, so that it is full
             found = [TileCase(c.count * around.trips, c.share, c.parts) for c in found]
             continue
-        width = min(loop.step, around.extent)  # of the tile, as in its counts
+        width = min(loop.step, around.extent)  # size of a full tile along the axis
         shares = [rest / width]
         if loop.axis == vector:
             width = -(-width // lanes) * lanes

@@ -26,8 +26,8 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 from tilewright.compiler.errors import CompilerError, memory_text
 from tilewright.tuner.protocol.measurement import Status
 
-# Every builder process imports this module before it sets how rarely it collects garbage. The
-# compiler, a third of a second, is imported afterwards, by the processes that compile.
+# Every builder process imports this module first, then configures the garbage collector. The
+# processes that compile import the compiler only afterwards, because it takes a third of a second.
 if TYPE_CHECKING:
     from tilewright.compiler.mode import Mode
     from tilewright.compiler.schedule.schedule import Schedule
@@ -231,7 +231,8 @@ class ProcessBuilder(CachingBuilder):
                 given_up.cancel()
                 return self._pool, given_up
             if not self._pool.active:
-                # its other processes would continue, or fail to find shared state as they start
+                # Otherwise its other processes would continue, or fail at the start because shared
+                # state is missing.
                 self._pool.stop()
                 self._pool.join()
                 self._pool = self._new_pool()

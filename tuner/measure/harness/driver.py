@@ -326,7 +326,7 @@ class Harness:
         process, self._connection = self._connection.process, None
         with contextlib.suppress(OSError):  # the process may have ended already
             assert process.stdin is not None
-            process.stdin.close()  # which ends it
+            process.stdin.close()  # the end of its input ends the harness
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GOODBYE_SECONDS)
         end(process)
@@ -590,7 +590,7 @@ class Harness:
             connection.heard_at = time.monotonic()
             try:
                 said = json.loads(line)
-            except (ValueError, RecursionError):  # also its end
+            except (ValueError, RecursionError):  # malformed, or the end of the output
                 return
             match said:
                 case {HarnessMessage.LOG: str(text)}:
