@@ -172,8 +172,9 @@ class History:
 
         The scale measures how much a task can still improve: after n trials, further trials are
         expected to save at most the fraction scale / n of its time. It is estimated from the
-        differences between consecutive sorted times. The weight is the number of these differences;
-        `scale` averages estimates by weight. With fewer than three times, both numbers are 0.
+        differences between consecutive sorted times. The weight is the number of these differences,
+        for the weighted mean with similar tasks in `scale`. With fewer than three times, both are
+        0.
         """
         # From the second fastest on: a model or the default chose the fastest, so it is not random.
         most = len(self.fastest) - 2

@@ -287,10 +287,10 @@ class _Facts:
     """The part of a statement's costs that depends only on its expressions, not on loops and tiles.
 
     Attributes:
-        density: fraction of the reduction steps for which code is generated. Steps that multiply by
-            a zero of a constant matrix are skipped.
         vector: the vectorised axis; None for scalar code.
         combines: whether the statement is a reduction.
+        density: fraction of the reduction steps for which code is generated. Steps that multiply by
+            a zero of a constant matrix are skipped.
         loads: for each load, its access, its stride in bytes along `vector`, whether it is executed
             in each reduction step, the axes of the output that it depends on, and its alignment in
             bytes.

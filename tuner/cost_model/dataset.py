@@ -82,8 +82,9 @@ class CandidateFeatures:
     def of(self, measurement: Measurement) -> FeatureExtractor | None:
         """Return the extractor for the device and the sizes of a measurement.
 
-        Return None if the workload has open dimensions and the measurement does not state their
-        sizes, or if the workload cannot have these sizes.
+        A failed measurement without sizes gets the extractor for the default sizes. Return None if
+        a successful measurement does not state the sizes of the workload's open dimensions, or if
+        the workload cannot have the stated sizes.
         """
         distribution = measurement.distribution
         target, threads = self._mode.target, self._mode.threads

@@ -30,9 +30,9 @@ def input_spec(
     """Return the distribution and the seed from which a random model input is generated.
 
     Floats are standard normal. Integers are uniform in the half-open range `integers`
-    (`Port.integers`), limited to the range of `dtype`. If it is None, and for bool, they are 0 or
-    1. The seed of the input is derived from `seed` and `name`, so that it does not depend on the
-    order of the inputs.
+    (`Port.integers`), limited to the range of `dtype`. If `integers` is None, they are 0 or 1, as
+    are bools. The seed of the input is derived from `seed` and `name`, so that it does not depend
+    on the order of the inputs.
     """
     own = seed << 32 | zlib.crc32(name.encode())
     if dtype.is_float:

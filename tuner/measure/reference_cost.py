@@ -41,7 +41,7 @@ MOST_OPERATIONS = 10**12
 one core."""
 
 SMALLER = 0.75
-"""Factor by which `affordable` reduces all sizes in each step."""
+"""Factor by which `affordable` reduces the distance of each size from the smallest size per step."""
 
 STEPS = 64
 """Number of steps of `affordable`. After so many steps, every size is the smallest one."""
@@ -116,10 +116,10 @@ def affordable(workload: Workload, sizes: Sizes, limit: ReferenceLimit) -> Sizes
 
 
 def _between(dimension: Dimension, size: int, step: int) -> int:
-    """Return a dimension's size after `step` reductions by the factor SMALLER.
+    """Return a size between `size` and the smallest positive size of the dimension.
 
-    The result is at least the smallest positive size of the dimension, and a multiple of
-    `dimension.multiple`.
+    The distance from the smallest size is multiplied by SMALLER `step` times, so step 0 gives
+    `size`. The result is a multiple of `dimension.multiple`.
     """
     least, most = max(dimension.low, 1), size // dimension.multiple
     return dimension.multiple * min(most, least + int((most - least) * SMALLER**step))
