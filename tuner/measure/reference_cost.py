@@ -41,7 +41,7 @@ MOST_OPERATIONS = 10**12
 one core."""
 
 SMALLER = 0.75
-"""Factor by which each step of `affordable` reduces the distances of sizes from the smallest ones."""
+"""Factor by which each step of `affordable` reduces the distance of a size from its minimum."""
 
 STEPS = 64
 """Number of steps of `affordable`. After so many steps, every size is the smallest one."""
