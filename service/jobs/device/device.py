@@ -106,7 +106,7 @@ class Device(Protocol):
     def second_opinion(self, first: ClaimReporter) -> Device:
         """Return the device on which to repeat a measurement by the reporter `first`.
 
-        If another worker than `first` is alive, the returned device is that worker.
+        It consists of other workers than `first` if any are alive, otherwise of the same workers.
         """
 
     def worth(self, first: ClaimReporter) -> Attestation:

@@ -46,8 +46,8 @@ class LeaseClient:
     Args:
         storage: the queue, the workers and the blobs.
         job_id: the job that submits the requests.
-        interrupt: set when this process must release the job.
-        cancel: set when the user wants the job to end.
+        interrupt: set when this process must stop work on the job.
+        cancel: set when the user has cancelled the job.
         worker_ids: the only workers that may be used, in order of preference; empty for all.
     """
 
@@ -68,7 +68,7 @@ class LeaseClient:
         self._had_a_turn: list[str] = []
 
     def check_interrupt(self) -> None:
-        """Raise Interrupted if this process must release the job."""
+        """Raise Interrupted if this process must stop work on the job."""
         if self.interrupt.cancelled:
             raise Interrupted(self.interrupt.reason)
 
@@ -125,7 +125,7 @@ class LeaseClient:
         """Return the job's requests from earlier processes, unless their results are already
         stored.
 
-        Requests from an older release are withdrawn, because this release cannot read them.
+        Requests that an older release of Tilewright wrote in another format are cancelled.
         """
         statuses = self.leases.of_job(self._job_id, unacknowledged=True)
         # requests that were cancelled when the job was paused are proposed again
@@ -140,9 +140,10 @@ class LeaseClient:
         return found
 
     def workers(self, target_key: str) -> Sequence[RegisteredWorker]:
-        """Return the workers that run a target and that the job may use, live workers first.
+        """Return the workers that run a target and that the job may use, healthy workers first.
 
-        A live worker from which `pass_on` took requests comes after the other live workers.
+        A worker that did not lease the requests offered to it (`pass_on`) comes after the others of
+        the same health.
         """
 
         def order(worker: RegisteredWorker) -> tuple[bool, int, int]:
@@ -170,7 +171,7 @@ class LeaseClient:
     def pass_on(
         self, names: Sequence[str], worker_id: str, target_key: str
     ) -> RegisteredWorker | None:
-        """Offer requests to another live worker, because `worker_id` has not leased them.
+        """Offer requests to another healthy worker, because `worker_id` has not leased them.
 
         Args:
             names: the ids of the requests.
@@ -178,7 +179,7 @@ class LeaseClient:
             target_key: the target of the requests.
 
         Returns:
-            the other worker; None if no other worker is alive, or if every request is already
+            the other worker; None if no other worker is healthy, or if every request is already
             leased.
         """
         other = next((each for each in self.alive(target_key) if each.id != worker_id), None)

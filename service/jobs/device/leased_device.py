@@ -48,18 +48,18 @@ class LeasedDevice(ProgramRuns):
         storage: the queue, the workers and the blobs.
         job_id: the job that submits the runs.
         target: the target of the generated code.
-        interrupt: set when this process must release the job.
-        cancel: set when the user wants the job to end.
+        interrupt: set when this process must stop work on the job.
+        cancel: set when the user has cancelled the job.
         worker_ids: the only workers that may be used, in order of preference; empty for all.
         absent_seconds: the time to wait while no worker can take a run.
-        gives_back: whether a run without a worker for `absent_seconds` releases the job until a
-            worker appears (WorkerAbsent), instead of failing.
+        gives_back: whether the methods raise WorkerAbsent, so that the job waits for a worker, if
+            there is none for `absent_seconds`. Otherwise they raise DeviceError.
         limit_seconds: the wall-time limit of each step of a run: loading a program, or running it
             once.
         second: whether this device repeats measurements to review a claim. The results of the
             reviewed measurements are then never reused.
-        canaries: whether the device also waits for kernel measurements if its only workers are in
-            quarantine.
+        canaries: whether kernel measurements also wait for workers in quarantine, of which each
+            gets one request as a test.
         priority: the priority of this job's kernel measurements relative to other jobs'.
         given: the user's input values for the model; other inputs are random.
     """
@@ -179,9 +179,10 @@ class LeasedDevice(ProgramRuns):
         return Attestation.ONCE if other is None else _worth(first, other)
 
     def _others(self, first: ClaimReporter) -> Sequence[RegisteredWorker]:
-        """Return the live workers other than `first` whose confirmation would be worth most.
+        """Return the healthy workers for the target that could best confirm a claim by `first`.
 
-        They all run the target. The workers with the fewest leased requests come first.
+        These are workers of another owner, or, if there are none, other workers of the same owner.
+        The workers with the fewest leased requests come first.
         """
         others = [
             worker

@@ -57,14 +57,14 @@ class RemoteRunner:
         storage: the queue, the workers and the blobs.
         job_id: the job that measures.
         target_key: the target of the generated code.
-        interrupt: set when this process must release the job.
+        interrupt: set when this process must stop work on the job.
         worker_ids: the only workers that may be used, in order of preference; empty for all.
-        cancel: set when the user wants the job to end.
+        cancel: set when the user has cancelled the job.
         absent_seconds: the time without a live worker after which the unfinished requests are
             cancelled.
-        gives_back: whether to raise WorkerAbsent after this time, which releases the job, instead
-            of cancelling the requests.
-        canaries: whether a worker in quarantine counts as alive.
+        gives_back: whether to raise WorkerAbsent after this time, so that the job waits for a
+            worker, instead of cancelling the requests.
+        canaries: whether a worker in quarantine, which gets one request as a test, counts as alive.
         priority: the priority relative to other jobs' requests.
         plain: whether requests contain the input arrays, for workers without NumPy, which cannot
             generate them (`tuner.measure.plain_form`).
@@ -150,7 +150,7 @@ class RemoteRunner:
         timeout.
 
         Raises:
-            Interrupted: if this process must release the job.
+            Interrupted: if this process must stop work on the job.
             StaleLeaseError: if another process has paused or ended the job.
             WorkerAbsent: if no worker that could measure has been alive for `absent_seconds`.
         """
@@ -226,10 +226,10 @@ class RemoteRunner:
         self._stored.clear()
 
     def _withdraw(self, request_ids: Sequence[str]) -> None:
-        """Remove cancelled requests from the batch that is not queued yet.
+        """Remove requests from the batch that is not queued yet, because they were cancelled.
 
-        If an earlier process of the job has queued the same request, `poll` still returns the
-        result of that request.
+        `poll` returns a CANCELLED result for each. But if an earlier process of the job has queued
+        the same request, `poll` returns that request's result.
         """
         mine = [name for name in request_ids if name in self._gathered]
         if not mine:
@@ -247,7 +247,7 @@ class RemoteRunner:
     def _look_for_workers(self) -> None:
         """Cancel the unfinished requests if no worker has been alive for `absent_seconds`.
 
-        If the runner was created with `gives_back`, WorkerAbsent is raised instead.
+        If the runner was created with `gives_back`, raise WorkerAbsent instead.
         """
         now = self._clock()
         if not self._open or self.workers or (self._canaries and self._in_quarantine):
@@ -258,9 +258,10 @@ class RemoteRunner:
             self.cancel()
 
     def _pass_on(self) -> None:
-        """Offer unleased requests to the next named worker, after `TURN_SECONDS`.
+        """Offer requests to the next named worker if the present one has not leased them.
 
-        The time counts since the requests were offered to the present worker.
+        The present worker has `TURN_SECONDS`, counted from the offer. Without named workers, the
+        method does nothing.
         """
         now = self._clock()
         if self._worker is None or not self._open or now - self._turned < TURN_SECONDS:

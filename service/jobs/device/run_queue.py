@@ -44,8 +44,8 @@ class RunQueue:
         client: the job's client of the lease queue.
         target: the target of the generated code.
         absent_seconds: the time to wait while no worker can take a run.
-        gives_back: whether a run without a worker for `absent_seconds` releases the job
-            (WorkerAbsent), instead of failing (DeviceError).
+        gives_back: whether to raise WorkerAbsent, so that the job waits for a worker, if there is
+            none for `absent_seconds`. Otherwise DeviceError is raised.
         opinion: a label for the runs, such as "second" for the runs of a review. A run never reuses
             the result of a run with another label.
     """
@@ -83,9 +83,9 @@ class RunQueue:
 
         Raises:
             DeviceError: if no worker takes the run, or the run fails.
-            Interrupted: if this process must release the job.
+            Interrupted: if this process must stop work on the job.
             JobCancelled: if the user has cancelled the job.
-            WorkerAbsent: if no worker takes the run, and the job is released to wait for one.
+            WorkerAbsent: if no worker takes the run, and the job must wait for one.
         """
         status = None
         while status is None:
@@ -101,12 +101,13 @@ class RunQueue:
     def await_worker(self, target: Target) -> RegisteredWorker:
         """Wait for a live worker for this job's runs, and return it.
 
-        If no worker is alive within `absent_seconds`, the job either fails or is released to wait.
+        If no worker is alive within `absent_seconds`, an exception makes the job fail, or wait for
+        a worker, depending on the argument `gives_back` of this queue.
 
         Raises:
-            DeviceError: if the job fails, because no worker is alive.
-            WorkerAbsent: if the job is released, because no worker is alive.
-            Interrupted: if this process must release the job.
+            DeviceError: if no worker is alive, and the job fails.
+            WorkerAbsent: if no worker is alive, and the job must wait for one.
+            Interrupted: if this process must stop work on the job.
             JobCancelled: if the user has cancelled the job.
         """
         # after one wait in vain, later runs do not wait
@@ -158,14 +159,13 @@ class RunQueue:
     def _await(self, name: str, worker: RegisteredWorker, target: Target) -> RequestStatus | None:
         """Wait for a request to end, and return its status.
 
-        If the worker was lost and another worker is alive, the request is withdrawn and None is
+        If the worker was lost and another worker is alive, the request is cancelled and None is
         returned, so that the caller can queue the run for the other worker.
 
         Raises:
             DeviceError: if no worker is alive for `absent_seconds`, and the job fails.
-            WorkerAbsent: if no worker is alive for `absent_seconds`, and the job is released to
-                wait.
-            Interrupted: if this process must release the job.
+            WorkerAbsent: if no worker is alive for `absent_seconds`, and the job must wait for one.
+            Interrupted: if this process must stop work on the job.
             JobCancelled: if the user has cancelled the job.
         """
         leases = self._client.leases
@@ -199,17 +199,17 @@ class RunQueue:
             time.sleep(POLL_SECONDS)
 
     def _give_back(self, target: Target) -> None:
-        """Raise WorkerAbsent if the job should be released to wait for a worker of its target."""
+        """Raise WorkerAbsent if the job may wait for a worker of its target; otherwise return."""
         # a worker in quarantine would queue the job again at once, before its pause has ended
         resting = self._client.alive(target.key, Health.QUARANTINED)
         if self._gives_back and target.key == self._target.key and not resting:
             raise WorkerAbsent(self._nobody(target))
 
     def _check_tokens(self, name: str) -> None:
-        """Raise Interrupted if this process must release the job, and JobCancelled if the user
+        """Raise Interrupted if this process must stop work on the job, and JobCancelled if the user
         cancelled it.
 
-        If the job is cancelled, the request `name` is withdrawn.
+        If the user cancelled the job, the request `name` is cancelled, too.
         """
         self._client.check_interrupt()
         try:

@@ -32,7 +32,7 @@ from tilewright.tuner.measure.references import ReferenceCache
 log = structlog.get_logger("tilewright.tuner")
 
 TURN = "weak records"
-"""Name of the lock under which one tuner measures weak records again on behalf of all tuners."""
+"""Name of the lock that lets one tuner at a time measure weakly attested records again."""
 
 AGAIN = "again-"
 """Prefix of the job ids in requests for repeated measurements. Ids of real jobs never start with

@@ -97,7 +97,7 @@ class SharedTasks:
             tune: tunes some tasks within a budget.
 
         Raises:
-            Interrupted: if the process must release the job during a wait.
+            Interrupted: if the process must stop work on the job.
             JobCancelled: if the user cancels the job during a wait.
         """
         ends = None if budget.seconds is None else self._clock() + budget.seconds
@@ -143,7 +143,7 @@ class SharedTasks:
         Meanwhile this job is reported as active, because other jobs work on its tasks.
 
         Raises:
-            Interrupted: if the process must release the job.
+            Interrupted: if the process must stop work on the job.
             JobCancelled: if the user has cancelled the job.
         """
         self._hold.check()

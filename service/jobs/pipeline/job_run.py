@@ -1,4 +1,4 @@
-"""Runs a job in a tuner process, from the claim until the job ends or is released."""
+"""Runs a job in a tuner process, from the claim until the job ends or the process must stop."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ PROGRESS_SECONDS = 0.25
 """Minimum interval in seconds between two progress events of a job."""
 
 AWAY_SECONDS = 10.0
-"""Seconds without a live worker after which a tuner releases the job, which then waits for a
-worker."""
+"""Seconds without a live worker after which a tuner stops work on a job. The job then waits in the
+database until there is a worker."""
 
 
 class JobRun:
@@ -76,11 +76,11 @@ class JobRun:
         return not (self._lease.interrupt.cancelled or self._lease.cancel.cancelled)
 
     def interrupt(self, reason: str) -> None:
-        """Make `run` release the job as soon as possible; the job then returns to the queue."""
+        """Make `run` stop work on the job as soon as possible, and return the job to the queue."""
         self._lease.interrupt.cancel(reason)
 
     def run(self) -> None:
-        """Run the job until it ends, is cancelled or paused, or must be released."""
+        """Run the job until it ends, is cancelled or paused, or goes back to the queue."""
         job = self.job
         log.info("job", job=job.id, model=job.model_digest[:12], target=job.target)
         try:
@@ -209,7 +209,7 @@ class JobRun:
                 raise
 
     def _is_alone(self) -> bool:
-        """Whether the job waited in vain for a worker, and still no worker is available."""
+        """Whether the job has waited for a worker before, and still no worker is available."""
         job = self.job
         if job.reason is None:
             return False
@@ -223,8 +223,8 @@ class JobRun:
 class JobReporter(JobWatcher):
     """Writes the progress of a job to the database.
 
-    A method raises Interrupted if this process must release the job, and JobCancelled if the user
-    has cancelled the job. The exception ends the work on the job.
+    A method raises Interrupted if this process must stop work on the job, and JobCancelled if the
+    user has cancelled the job.
     """
 
     def __init__(self, storage: Storage, hold: JobLease, job: Job) -> None:
@@ -240,7 +240,7 @@ class JobReporter(JobWatcher):
         """Record the name of the phase that begins, such as `planning`.
 
         Raises:
-            Interrupted: if this process must release the job.
+            Interrupted: if this process must stop work on the job.
             JobCancelled: if the user has cancelled the job.
         """
         self._lease.check()

@@ -1,4 +1,4 @@
-"""Exceptions that make a process release an unfinished job. They do not mean that the job
+"""Exceptions that end a process's work on an unfinished job. They do not mean that the job
 failed.
 """
 
@@ -6,16 +6,16 @@ from __future__ import annotations
 
 
 class Interrupted(Exception):
-    """The process must release the job at once, so that another process can continue it.
+    """The process must stop work on the job at once; another process continues the job later.
 
-    Requests in flight stay in the queue. Workers continue to process them, and the tuner that
-    continues the job reads their results.
+    The job's requests stay in the lease queue. Workers continue to process them, and the process
+    that continues the job reads their results.
     """
 
 
 class WorkerAbsent(Interrupted):
-    """No worker is alive that could measure for the job; the job is released to wait for one."""
+    """No live worker can measure for the job. No process works on it until there is a worker."""
 
 
 class JobCancelled(Exception):
-    """The user has cancelled the job; its requests are withdrawn."""
+    """The user has cancelled the job; its requests in the lease queue are cancelled, too."""

@@ -20,8 +20,8 @@ from tilewright.tuner.cancel import AnyToken, CancelToken
 log = structlog.get_logger("tilewright.tuner")
 
 RENEW_SECONDS = 0.5
-"""Longest time in seconds between two renewals of a job's lease. A stopped job is therefore
-released within this time."""
+"""Longest time in seconds between two renewals of a tuner's lease on a job. Within this time the
+tuner notices that the user has paused or cancelled the job."""
 
 
 class JobLease:
@@ -59,7 +59,7 @@ class JobLease:
         self._thread.join()
 
     def lost(self) -> None:
-        """React to the loss of the claim: set the token that ends the work on the job.
+        """Set the token that ends this process's work on the job, after the claim was lost.
 
         The token is `cancel` if the job was cancelled, otherwise `interrupt`.
         """
@@ -72,7 +72,7 @@ class JobLease:
                 self.interrupt.cancel("another tuner has the job")
 
     def check(self) -> None:
-        """Raise an exception if the tuner must release the job.
+        """Raise an exception if the tuner must stop work on the job.
 
         Raises:
             Interrupted: if `interrupt` is set.
