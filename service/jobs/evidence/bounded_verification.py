@@ -165,7 +165,8 @@ def verified(
     Args:
         planned: the plan of the program.
         program: the program, without weights and code, because the child does not run it.
-        mixing: the symbols of kernels in which a large element affects others (`Loadable.mixing`).
+        mixing: the symbols of kernels in which the rounding error of a large element also reaches
+            results that do not depend on the element (`Loadable.mixing`).
         name: the device's name.
         fetch_bytes: the largest total size of the outputs that a run may fetch, in bytes.
         ask: sends a request for a run to the parent process and returns the result.

@@ -245,8 +245,9 @@ class _Steps:
     def _direct(self, name: str) -> tuple[Shown, ...]:
         """Return the ways to compute a value of the graph from the program's values.
 
-        A way that selects or combines elements (`Shown.whole` is False) is returned only if there
-        is no other, and only if the value is not an output of the model.
+        Ways that use all elements of one written value are preferred. If the value can only be
+        computed by selecting or combining elements of written values, one such way is returned; for
+        an output of the model, none.
         """
         shown = self._shown.get(name, ())
         direct = tuple(each for each in shown if each.whole)
@@ -387,11 +388,11 @@ def _in_range(right: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _scales(own: np.ndarray, right: np.ndarray, dtype: DType) -> np.ndarray:
-    """Return, for each element, the magnitude relative to which its error is measured.
+    """Return, for each element, the number by which its error is divided to get a relative error.
 
-    The magnitude is the largest reference value in the channel of the element. Infinities, and
-    elements whose error is at most one rounding error, are ignored. If nothing else is in the
-    channel, or only zeros, the magnitude is 1.
+    It is the largest magnitude of a reference element in the same channel. Infinities, and elements
+    that equal the reference except for one rounding, are left out of this maximum. If no element
+    other than 0 remains, the number is 1.
 
     Args:
         own: the program's array.

@@ -114,7 +114,8 @@ def _meant(
         planned: the plan's graph.
         name: the value of the plan.
         node: the node that computes it; None for an input.
-        means: the results for earlier values of the plan.
+        means: maps values of the plan that are computed before `name` to the equal values of the
+            imported graph.
 
     Returns:
         the name in the imported graph; None if no value is equal.

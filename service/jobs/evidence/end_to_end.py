@@ -85,7 +85,7 @@ class Verdict:
         dropped: the keys of the workloads that fell back to their defaults.
         reason: the reason, as text for users.
         device: the model name of the CPU on which the race ran.
-        attestation: the trustworthiness of the reports; None without a race.
+        attestation: how many workers, of how many owners, ran the race; None without a race.
         untuned_seconds: the fastest run of the untuned program in the race; None if unknown.
     """
 
@@ -150,10 +150,11 @@ class SelectedSchedules:
         planned: the plans of the model, one for each size.
         schedules: the tuned schedules; all other workloads have the default.
         verdict: the decision behind the selection.
-        known: the number of workloads with a record of their own in the database.
+        known: the number of workloads for which the database has a record of the same workload.
         workloads: the number of workloads of the model.
         records: the ids of the records in use, by workload key.
-        related: the number of workloads that use the record of another workload of their family.
+        related: the number of workloads for which it has only a record of another workload of the
+            same family.
     """
 
     planned: tuple[Planned, ...]
@@ -176,10 +177,10 @@ def select_schedules(
 ) -> SelectedSchedules:
     """Select the schedules with which to build a model: tuning records, or defaults.
 
-    Defaults are selected if the tuned program lost an end-to-end race. With a device, the race is
-    run unless its result is stored. Without a device, only a stored result counts. Without a stored
-    result, for example because the records come from other models or sizes, the records are used:
-    each kernel alone was faster than its default. The verdict is then "not_run".
+    Defaults are selected if the tuned program was not faster in an end-to-end race. With a device,
+    the race is run unless its result is stored. Without a device, only a stored result counts. If
+    there is neither a device nor a stored result, the records are used, because each kernel alone
+    was faster than its default; the outcome of the verdict is then "not_run".
 
     Args:
         planned: the plans of the model, one for each size.
@@ -222,7 +223,10 @@ def _verdict(
     kernels: KernelCache | None,
     limit: int | None,
 ) -> Verdict:
-    """Return the verdict of an earlier race of these records, or run a race now."""
+    """Return the stored verdict of a race with these records, or else run the race.
+
+    Without records, or without a device that runs the target, no race is run.
+    """
     if not records:
         return Verdict(Served.DEFAULT, "same", reason=ALL_DEFAULTS)
     schedules = {key: record.schedule for key, record in records.items()}
@@ -251,10 +255,11 @@ def _usable(
     device: Device,
     job_id: str,
 ) -> Verdict | None:
-    """Return the reviewed verdict of a race: the stored race `identity`, or else a new one.
+    """Return the verdict of the stored race with the key `identity`, or else of a new race.
 
-    Return None if someone withdrew the race meanwhile, or another job disputed it; the caller then
-    tries again.
+    The verdict is reviewed before it is returned (`race_review`). If the review disputes it, the
+    returned verdict selects the defaults. Return None if the race was withdrawn meanwhile; the
+    caller then tries again.
     """
     known = storage.ledger.race(identity, job_id)
     if known is not None:
@@ -423,8 +428,8 @@ def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
 def _identity(planned: Sequence[Planned], tuned: Mapping[str, Schedule], limit: int | None) -> str:
     """Return the key under which the result of a race is stored.
 
-    The key is a digest of the kernels in order, the mode, the schedules, the version of the code
-    generator, the weight limit and the sampled sizes.
+    The key is a digest of all that affects the result: the kernels in order, the mode, the
+    schedules, the version of the code generator, the weight limit, and the sizes that are timed.
     """
     first = planned[0]
     about = [

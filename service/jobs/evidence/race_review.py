@@ -69,8 +69,8 @@ def review_race(
 ) -> Reviewed:
     """Review the verdict of a race: repeat the race, and confirm or dispute the verdict.
 
-    The race is repeated only if the verdict is weakly attested, and a confirmation would raise its
-    attestation.
+    The race is repeated only if workers of one owner alone have run it, and a repetition on
+    `device` could raise the verdict's attestation.
 
     Args:
         claim: the verdict.

@@ -3,8 +3,8 @@
 A worker may report false times, by intent or because of a fault, and every later job would use
 them. So another worker, if one is alive, repeats the measurement before other jobs rely on the
 claim. The claim is confirmed if the second report agrees, and disputed if it contradicts. An
-inconclusive second report leaves the claim unchanged. `Review.repeat` implements this procedure. It
-is used in four cases:
+inconclusive second report leaves the claim unchanged. A claim is weakly attested if only workers of
+one owner have measured it. `Review.repeat` implements the procedure. It is used in four cases:
 
 - a job reviews its own new records before other jobs may use them (`ScheduleReviews.confirm`);
 - a job reviews weakly attested records that it could use (`ScheduleReviews.doubt`);
@@ -53,7 +53,7 @@ class SecondReport:
 
 
 class Repetition(Protocol[C_contra]):
-    """Repeats the measurements behind one kind of claim, such as records or verdicts of races."""
+    """Repeats the measurements on which one kind of claim rests, such as records or verdicts."""
 
     def name(self, claim: C_contra) -> str:
         """Return the name of the claim's workload or race, for messages to users."""
@@ -114,7 +114,11 @@ class Review(Generic[C]):
     job_id: str = ""
 
     def doubtful(self, claims: Sequence[C]) -> Sequence[C]:
-        """Return the weakly attested claims whose attestation the live workers could raise."""
+        """Return the claims that only one owner's workers measured, if a repetition is useful.
+
+        It is useful if the live workers can raise the claim's attestation, for example if one of
+        them belongs to another owner.
+        """
         weak = [one for one in claims if one.attestation.weak]
         worth = {one: self.device.worth(one) for one in {each.reporter for each in weak}}
         return [one for one in weak if worth[one.reporter].rank > one.attestation.rank]

@@ -95,11 +95,11 @@ class ScheduleReviews:
         return replace(found, open=len(ledger.provisional(self.job_id)))
 
     def doubt(self, tasks: Sequence[Task]) -> Reviewed:
-        """Review the stored records that this job could use and that are weakly attested.
+        """Review the stored records that this job could use and that only one owner measured.
 
-        A record is reviewed only if a second measurement could raise its attestation. A
-        contradicted record is not used any more. The jobs whose artifacts use it are notified by an
-        event.
+        A record is reviewed only if a second measurement could raise its attestation. If the second
+        measurement contradicts a record, no job uses the record any more, and jobs whose artifacts
+        use it get an event.
 
         Args:
             tasks: the tasks whose records are reviewed.
@@ -186,9 +186,9 @@ class _SchedulesAgain:
 def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:
     """Return why a second measurement contradicts the first, as text; "" if it does not.
 
-    The second measurement contradicts the first if the kernel fails, times out or computes wrong
-    values, if the kernel is slower than the default, or if its time is more than `SLOWER` times the
-    time expected for the second device.
+    The second measurement contradicts the first if in it the kernel fails, times out, computes
+    wrong values, is slower than the default, or takes more than `SLOWER` times the expected time.
+    The expected time is the first measurement's time, multiplied by `devices_ratio` if it is known.
 
     Args:
         first: the record's measurement.
@@ -229,9 +229,16 @@ def _of(trials: Sequence[Trial], task: Task, digest: str) -> Measurement | None:
 def _default_ratio(
     task: Task, one: StoredRecord, trials: Sequence[Trial], storage: Storage
 ) -> float | None:
-    """Return the default's time on the second device divided by its time on the first device.
+    """Return how many times as long the task's default takes on the second device as on the first.
 
-    Return None if one of the times is unknown.
+    Args:
+        task: the task.
+        one: the reviewed record; its worker is the first device.
+        trials: the trials of the review, which ran on the second device.
+        storage: the database with earlier trials of the first device.
+
+    Returns:
+        the ratio of the times; None if one of them is unknown.
     """
     default = task.space.default()
     second = _of(trials, task, default.digest)

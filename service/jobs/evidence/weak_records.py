@@ -50,8 +50,8 @@ AGAIN_SECONDS = 3600.0
 repetition."""
 
 MOST_TRIED = 1000
-"""Limit of the records that wait for another measurement. If there are more, the earliest are due
-at once."""
+"""Limit of the records that must wait AGAIN_SECONDS until their next measurement. If there are
+more, those measured earliest need not wait."""
 
 AWAY_SECONDS = 10.0
 """Longest time in seconds to wait for an absent worker."""
@@ -82,10 +82,11 @@ class WeakRecords:
         self._tried: dict[str, float] = {}
 
     def due(self) -> Sequence[StoredRecord]:
-        """Return a few records of one target whose attestation an idle worker could raise.
+        """Return the records to measure next: a few of one target, for an idle worker.
 
-        The result is empty if no such record exists, or if another tuner has the lock. It is also
-        empty for LOOK_SECONDS after the last search.
+        A measurement by that worker could raise the attestation of each record. The result is empty
+        if no such record exists, if another tuner has the lock, or for LOOK_SECONDS after the last
+        search.
 
         Raises:
             StorageError: if the database fails.
@@ -135,7 +136,7 @@ class WeakRecords:
         """Repeat the measurements of records of one target, and confirm or dispute the records.
 
         Args:
-            due: the records, from the method `due`.
+            due: the records, at least one.
             builder: compiles the kernels.
             references: the cache of expected outputs.
             token: ends the work when it is cancelled.

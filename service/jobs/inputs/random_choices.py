@@ -41,9 +41,10 @@ def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
 
 
 def check_draws(plans: Sequence[Planned]) -> None:
-    """Check that the first random inputs do not select a branch that cannot run.
+    """Check that the model's random inputs do not select a branch that cannot run.
 
-    A condition is checked only if few numbers must be computed for it.
+    The inputs are those on which a job verifies the model first. The condition of a branch is
+    computed only if this takes few operations; other branches are not checked.
 
     Raises:
         InvalidInputError: if such a branch is selected; the message names the inputs that the user
@@ -130,10 +131,10 @@ def _random_inputs(planned: Planned) -> frozenset[str]:
 
 
 def _refusal(planned: Planned) -> str:
-    """Return the message of the branch that fails on the first random inputs, or "" if none
-    fails.
+    """Return the error message of the branch that the random inputs select and that cannot run.
 
-    A condition is evaluated only if few numbers must be computed for it.
+    Return "" if no such branch is selected. The condition of a branch is computed only if this
+    takes few operations; other branches are not checked.
     """
     graph, ports = planned.graph, input_ports(planned)
     given = planned.request.given.provided(ports)

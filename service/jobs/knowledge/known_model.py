@@ -40,11 +40,11 @@ from tilewright.service.jobs.plan.planning import (
 class KnownModel:
     """Compiles one model for this machine with the tuned schedules of a database.
 
-    One program supports all sizes of dynamic dimensions. Sizes at which a job tuned the model have
-    separate programs. Sizes outside all ranges have separate programs too, which are compiled at
-    first use. `end_to_end.select_schedules` selects the schedules of each program, from the result
-    of the race at the sizes of the program. If several programs share a kernel, the kernel has the
-    schedule of the program that was compiled first.
+    If the model has dynamic dimensions, one program supports all sizes within their ranges. A
+    separate program is compiled for each combination of sizes at which a job tuned the model, and
+    for each combination outside the ranges, at its first use. The schedules of each program are
+    selected by `end_to_end.select_schedules`. If several programs share a kernel, the kernel has
+    the schedule of the program that was compiled first.
 
     Attributes:
         model: an ONNX file, or its bytes.

@@ -155,7 +155,7 @@ def borrowed(tasks: Sequence[Task], storage: Storage) -> dict[RecordKey, TuningR
 def near_shapes(workload: Workload, mode: Mode, storage: Storage) -> Near:
     """Find workloads with a confirmed record that differ from `workload` only in sizes.
 
-    For a dynamic dimension, its typical size is compared.
+    A dynamic dimension is compared by a size near the middle of its range.
 
     Returns:
         pairs of distance and workload, nearest first, at most MOST_RELATIVES.

@@ -54,8 +54,8 @@ class Answer:
         record: the record from which the schedule comes; None for the default.
         run_seconds: the time of the schedule on the requested workload; None if it was not
             measured.
-        expected_loss: the expected slowdown relative to a tuned schedule, as a fraction; None if
-            nothing was measured.
+        expected_loss: the expected slowdown relative to a tuned schedule, as a fraction, such as
+            0.1 for 10 % more time; None if nothing was measured.
         pairs: the number of cases from which the slowdown is estimated. In each, a workload was
             measured with its own schedule and with a borrowed one.
         distance: the root mean square of log2 of the ratios between the sizes of the record's
@@ -79,7 +79,8 @@ class _Losses:
 
     Attributes:
         expected: the median slowdown of a borrowed schedule relative to the fastest measured
-            schedule of the same workload, as a fraction; None without a measurement.
+            schedule of the same workload, such as 0.1 for 10 % more time; None without a
+            measurement.
         pairs: the number of slowdowns of which `expected` is the median.
     """
 
@@ -239,8 +240,8 @@ def _shape_losses(
 ) -> _Losses:
     """Estimate the slowdown of a schedule that was tuned for other sizes.
 
-    The estimate uses pairs of workloads in `near` whose sizes differ by about `away`. The schedule
-    of one was measured on the other.
+    The estimate uses pairs of workloads in `near` whose distance is not much larger than `away`,
+    and for which the tuned schedule of one was measured on the other.
 
     Args:
         near: workloads that differ only in sizes, from `near_shapes`.

@@ -76,9 +76,7 @@ def untuned(outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str
 def _reason(
     outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str
 ) -> tuple[str, bool]:
-    """Return why a job stored no confirmed record, and whether the reason is that all trials
-    failed.
-    """
+    """Return why a job stored no confirmed record, and whether all its trials failed."""
     finished, confirmed = outcome.finished, outcome.confirmed
     if confirmed.disputed:
         count = len(confirmed.disputed)

@@ -98,7 +98,8 @@ class FittedRanges:
         """Narrow a range that the user gave, so that it excludes the sizes that cause an error.
 
         Args:
-            question: the error, which a program for the whole range raises.
+            question: the error of an import for the present ranges; it has the condition on sizes
+                that has no single answer within the ranges.
 
         Returns:
             whether a range was narrowed.

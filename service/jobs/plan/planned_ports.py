@@ -13,8 +13,8 @@ from tilewright.service.jobs.plan.planning import Planned
 
 
 def open_ports(planned: Sequence[Planned], *, pad: bool) -> ModelPorts | None:
-    """Return the inputs and outputs of a model, with names for dimensions that vary in the
-    plans.
+    """Return the inputs and outputs of a model, with a name for each dimension whose size differs
+    between the plans.
 
     Args:
         planned: the plans of the model, one per size.
