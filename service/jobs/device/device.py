@@ -120,7 +120,10 @@ class Device(Protocol):
         """Whether the device can run code for this target."""
 
     def absence(self, target: Target) -> str:
-        """Return why the device does not run code for a target, as a clause without full stop."""
+        """Return why the device does not run code for a target, without a full stop.
+
+        For example, `no worker runs target 'x86-64-v3'`.
+        """
 
     def speeds(self, target: Target) -> Speeds:
         """Return the device's roofline, measured with code for this target in about a second.

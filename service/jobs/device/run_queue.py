@@ -241,10 +241,10 @@ class RunQueue:
 
 
 def _holds(status: RequestStatus) -> bool:
-    """Whether the result of an ended request is kept; otherwise the run is queued again.
+    """Whether an ended request has a result that a later request for the same run may reuse.
 
-    A result is not kept if the worker lacked memory or refused the run, because the run may succeed
-    later.
+    Return False if it has no result, or if the worker lacked memory or refused the run, because
+    the run may succeed later.
     """
     if status.state is not RequestState.DONE:
         return False

@@ -258,8 +258,8 @@ def _usable(
     """Return the verdict of the stored race with the key `identity`, or else of a new race.
 
     The verdict is reviewed before it is returned (`race_review`). If the review disputes it, the
-    returned verdict selects the defaults. Return None if the race was withdrawn meanwhile; the
-    caller then tries again.
+    returned verdict selects the defaults. Return None if the race was withdrawn meanwhile, or had
+    been disputed by another job before its review; the caller then tries again.
     """
     known = storage.ledger.race(identity, job_id)
     if known is not None:

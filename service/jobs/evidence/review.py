@@ -101,8 +101,8 @@ class Review(Generic[C]):
         storage: the database with the claims.
         device: the device of the reviewing job; its `second_opinion` repeats the measurements.
         repetition: repeats the measurements.
-        stopped: returns True if no further attempt is to be made.
-        rounds: the number of attempts per claim.
+        stopped: returns True when no further attempt may begin.
+        rounds: the largest number of attempts per claim.
         job_id: the reviewing job, which is not notified of a dispute; "" without one.
     """
 

@@ -126,8 +126,8 @@ def at_each_size(
 
     The programs take turns, one further size at a time. So every program gets some of the time,
     even if an object detector has hundreds of programs, one for each data-dependent size. The time
-    at a plan's hints gives an estimate for its other sizes. A size that would exceed the remaining
-    time is moved nearer to the hints.
+    at a plan's hints gives an estimate for its other sizes. A size that would take longer than the
+    remaining time is replaced by a size nearer to the hints.
 
     Args:
         planned: the plans of the programs.

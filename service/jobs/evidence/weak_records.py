@@ -116,7 +116,8 @@ class WeakRecords:
     def keep_turn(self) -> bool:
         """Acquire the lock that lets one tuner repeat measurements, or renew it for a few seconds.
 
-        `measure` calls this method continually, and stops if another tuner has the lock.
+        While `measure` runs in a thread, the tuner must call this method repeatedly, and cancel
+        `measure` if another tuner has the lock.
 
         Returns:
             whether this tuner has the lock.

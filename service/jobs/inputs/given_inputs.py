@@ -86,8 +86,8 @@ class GivenInputs:
             inputs: the shapes of the model's inputs; a dynamic dimension is represented by its
                 name.
             ranges: the ranges of dimensions that the user has given.
-            others: sizes for which the user wants programs of their own. A sample may have such a
-                size even if it is outside the range of its dimension; it is then not counted.
+            others: sizes for which the user wants separate programs. A sample may have such a size
+                outside the range of its dimension; the size is then not counted.
 
         Returns:
             for each dimension, the number of samples by size.

@@ -70,8 +70,8 @@ class LadderStep:
 
 
 Near = Sequence[tuple[float, Relative]]
-"""Pairs of distance and workload, nearest first. All workloads have the same structure and a served
-record."""
+"""Pairs of distance and workload, nearest first. All workloads have the same structure and a
+confirmed record."""
 
 _Usable = Callable[[RecordKey, StoredRecord], bool]
 

@@ -140,7 +140,8 @@ class SharedTasks:
     def _look_again(self) -> None:
         """Wait a second before the next check of the other jobs' leases.
 
-        Meanwhile this job is reported as active, because other jobs work on its tasks.
+        Then store in the database that this job makes progress, because other jobs work on its
+        tasks; otherwise it would be considered stalled.
 
         Raises:
             Interrupted: if the process must stop work on the job.

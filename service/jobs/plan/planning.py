@@ -76,7 +76,7 @@ class DynamicPlan:
         implied: the ranges of dimensions whose size follows from others.
         hints: by name, the sizes at which the model is planned and verified first: the sizes that a
             user states, or else sizes that `compiler.profile` selects. A dimension without a hint
-            is planned at its typical size.
+            is planned at a size near the middle of its range.
     """
 
     plan: GraphPlan

@@ -185,10 +185,10 @@ class TunerProcess:
         return True
 
     def _measure_again(self) -> None:
-        """Repeat measurements of weakly attested records in a thread until a job arrives.
+        """Start a thread that repeats measurements of records, if one owner alone measured them.
 
-        If the thread runs already, this method only renews the lock that prevents other tuners from
-        repeating the same measurements.
+        If the thread runs already, renew the lock that prevents other tuners from repeating the
+        same measurements, or stop the thread if another tuner has the lock.
         """
         try:
             if self._beside is not None and self._beside.is_alive():

@@ -109,8 +109,8 @@ def _counts(task: Task, point: SizePoint, workload: Workload, space: SubSpace) -
     """Return the numbers of operations of a fast algorithm, one for each of its variants.
 
     For example, Winograd has a variant for each number of outputs that a transform computes at a
-    time. A knob selects the variant: `outputs`, or else the first one. The other knobs have their
-    default values.
+    time. The variants are the values of the knob `outputs`, or, in an algorithm without this knob,
+    of its first knob. The other knobs have their default values.
 
     Args:
         task: the task.

@@ -129,7 +129,8 @@ class _Net:
         """Add an edge between two boxes, with a bend in each layer between them.
 
         Returns:
-            the indices of the bends; empty if the edge is too long to have bends.
+            the indices of the bends; empty if the boxes are in adjacent layers, or if the edge
+            would need too many bends: it is then drawn straight, and does not affect the layout.
         """
         span = self.row[end] - self.row[start]
         if span > LONGEST or len(self.row) - self._boxes + span > MOST_BENDS:

@@ -28,9 +28,10 @@ FIRST_STAGE = "the data decide sizes; the figures are those of the first stage"
 def shown_sizes(planned: Planned) -> list[dict[str, int]]:
     """Return the combinations of sizes of a model's dynamic dimensions at which it is explained.
 
-    These are the size hints that the user states. Without such hints, they are the default hints
-    and the largest sizes at which a run is still short. For a model without dynamic dimensions, the
-    result is a single empty mapping.
+    These are the size hints that the user states. Without such hints, there are two combinations:
+    the default hints, and the largest sizes at which a run takes at most a second or two, or TIMES
+    as long as at the hints. For a model without dynamic dimensions, the result is a single empty
+    mapping.
     """
     found = planned.open
     if found is None:
