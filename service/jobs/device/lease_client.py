@@ -2,7 +2,7 @@
 
 A request is a batch of kernel measurements or a run of programs; the client treats both alike. A
 request whose id is already in the queue is not queued again. A request may be offered to one worker
-first. Its outcome is either a plausible result or the reason why there is none.
+first. Its outcome is either a plausible result or the reason why the result is missing.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class LeaseClient:
         return sorted(found, key=order)
 
     def alive(self, target_key: str, health: Health = Health.HEALTHY) -> list[RegisteredWorker]:
-        """Return the workers of a target in one state of health, in the order of `workers`."""
+        """Return the workers of a target with a certain health, in the order of `workers`."""
         return [worker for worker in self.workers(target_key) if worker.health is health]
 
     def health(self, worker_id: str) -> Health | None:

@@ -53,7 +53,7 @@ class LeasedDevice(ProgramRuns):
         worker_ids: the only workers that may be used, in order of preference; empty for all.
         absent_seconds: the time to wait while no worker can take a run.
         gives_back: whether the methods raise WorkerAbsent, so that the job waits for a worker, if
-            there is none for `absent_seconds`. Otherwise they raise DeviceError.
+            no worker can take a run for `absent_seconds`. Otherwise they raise DeviceError.
         limit_seconds: the wall-time limit of each step of a run: loading a program, or running it
             once.
         second: whether this device repeats measurements to review a claim. The results of the
@@ -181,8 +181,8 @@ class LeasedDevice(ProgramRuns):
     def _others(self, first: ClaimReporter) -> Sequence[RegisteredWorker]:
         """Return the healthy workers for the target that could best confirm a claim by `first`.
 
-        These are workers of another owner, or, if there are none, other workers of the same owner.
-        The workers with the fewest leased requests come first.
+        These are workers of another owner, or, if no such worker is healthy, other workers of the
+        same owner. The workers with the fewest leased requests come first.
         """
         others = [
             worker

@@ -44,8 +44,8 @@ class RunQueue:
         client: the job's client of the lease queue.
         target: the target of the generated code.
         absent_seconds: the time to wait while no worker can take a run.
-        gives_back: whether to raise WorkerAbsent, so that the job waits for a worker, if there is
-            none for `absent_seconds`. Otherwise DeviceError is raised.
+        gives_back: whether to raise WorkerAbsent, so that the job waits for a worker, if no worker
+            can take a run for `absent_seconds`. Otherwise DeviceError is raised.
         opinion: a label for the runs, such as "second" for the runs of a review. A run never reuses
             the result of a run with another label.
     """

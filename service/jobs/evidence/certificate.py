@@ -90,8 +90,8 @@ class Certificate:
         worst: the largest error of a float, relative to the largest element of its channel.
         excused: the number of elements with a larger error that rounding explains, for example a
             rounding tie or an ill-conditioned step.
-        unverified: the names of values that differ after a loop or branch, where rounding may be
-            the cause.
+        unverified: the names of values that are computed from a loop or branch and differ from the
+            reference, perhaps because of rounding.
     """
 
     compared: int

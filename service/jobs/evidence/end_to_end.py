@@ -78,9 +78,9 @@ class Verdict:
         served: whether tuned schedules, defaults or a mixture are used.
         outcome: the outcome of the race against the untuned program, such as "faster". It refers to
             the schedules in use, or to all tuned schedules if the defaults are in use. "same": no
-            schedule differs from its default. "not_run": there was no race, because the device
-            could not run it, or because there is no device and no stored result of a race between
-            the same programs.
+            schedule differs from its default. "not_run": no race was run, because the device
+            cannot run the programs, or because there is neither a device nor a stored result of a
+            race between the same programs.
         comparison: the measured ratio behind `outcome`; None without a race.
         dropped: the keys of the workloads that fell back to their defaults.
         reason: the reason, as text for users.
@@ -353,8 +353,9 @@ def _race(
 ) -> tuple[Verdict, str]:
     """Race the tuned program against the untuned program.
 
-    If the tuned program is not faster, a second race is run. In it, the tuned program uses only the
-    tuned schedules with a large measured gain, and defaults for the other workloads.
+    If the tuned program is not faster, a second race is run with only those tuned schedules whose
+    own measurement shows a large gain, and defaults for the other workloads. If this program is not
+    faster either, the verdict selects the defaults.
 
     Returns:
         the verdict, and the id of the worker that ran all races; "" on the local machine or if

@@ -60,8 +60,8 @@ class GivenFiles:
 
         Args:
             model: the model.
-            sizes: the sizes of the model's dimensions. A dimension with a single integer must have
-                this size in each sample.
+            sizes: the choices of sizes of each dimension, by name. A dimension whose only choice is
+                an integer must have this size in each sample.
 
         Returns:
             the samples and values.
@@ -111,8 +111,8 @@ def inputs_at(model: ModelSource, sizes: Mapping[str, Sequence[SizeChoice]]) -> 
 
     Args:
         model: the model.
-        sizes: the sizes of dimensions by name; a dimension with a single integer is fixed to this
-            size.
+        sizes: the choices of sizes of each dimension, by name. A dimension whose only choice is an
+            integer is fixed to this size.
 
     Raises:
         CompilerError: if a dimension is unknown, or an input is not a tensor of numbers.

@@ -32,9 +32,10 @@ def name_workloads(storage: Storage) -> int:
 
 
 def shape_of(text: str) -> WorkloadShape:
-    """Return the structure, family, sizes and name of a workload, given its text.
+    """Compute the properties of a workload by which the database finds it, from its text.
 
-    Return an empty WorkloadShape if this release cannot read the text.
+    They are the structure (the workload without its sizes), the family, the sizes, the name and the
+    operator. Return an empty WorkloadShape if this release cannot read the text.
     """
     try:
         workload = Workload.parse(text)

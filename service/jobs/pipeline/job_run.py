@@ -1,4 +1,4 @@
-"""Runs a job in a tuner process, from the claim until the job ends or the process must stop."""
+"""Runs a job in a tuner process, from the claim until the job ends or goes back to the queue."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _sizes(planned: Sequence[Planned]) -> list[Sizes]:
 def _variants(
     planned: Sequence[Planned], builders: Sequence[ProgramBuilder]
 ) -> Iterator[tuple[Sizes, list[Variant]]]:
-    """Yield, for each of the first MOST_TIMED sizes, the model as compiled by each builder.
+    """Yield each of the first MOST_TIMED sizes with one variant of the model per builder.
 
     A program is compiled when its size is reached.
     """

@@ -24,11 +24,12 @@ class Timing:
     """The times of one engine in a race, in seconds per run.
 
     With one thread, the times are CPU time, otherwise wall time. Each sample is the mean of as many
-    runs as fit into SAMPLE_SECONDS. The n-th samples of two engines form a pair.
+    runs as fit into SAMPLE_SECONDS. The n-th samples of two engines form a pair. In each round of
+    the race, every engine is run for the same time.
 
     Attributes:
         name: the name of the engine.
-        rounds: the samples of each round.
+        rounds: for each round of the race, the samples of this engine.
     """
 
     name: str
