@@ -253,7 +253,10 @@ def _holds(status: RequestStatus) -> bool:
 
 
 def _result(answer: LeaseAnswer, where: str) -> RunResult:
-    """Return the result of a successful run. Raises DeviceError for any other outcome."""
+    """Return the result of a successful run.
+
+    Raises DeviceError for any other outcome; its message begins with the device's name, `where`.
+    """
     match answer.result, answer.state:
         case RunResult(status=RunStatus.OK) as result, _:
             return result

@@ -125,7 +125,7 @@ def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
 
 
 def _standing(worker: Presence) -> str:
-    """Return a worker's state as text for the user, and how to make it measure again."""
+    """Return a text for the user: the worker's state and, if a user can end it, how to do so."""
     said = f"worker '{worker.name}' is {worker.health}"
     match worker.health:
         case Health.DRAINING:

@@ -272,7 +272,10 @@ def input_ports(planned: Planned) -> list[Port]:
 
 
 def _draw(planned: Planned, seed: int) -> dict[str, np.ndarray]:
-    """Return the inputs for a seed; a device that gets the seed generates the same inputs."""
+    """Return the inputs of a run: those that the user gave, and random ones for the others.
+
+    A device that gets the same seed generates the same random inputs.
+    """
     return planned.request.given.draw(input_ports(planned), seed)
 
 

@@ -58,10 +58,10 @@ class LadderStep:
     """A record found for a workload.
 
     Attributes:
-        match: the rung of the ladder on which the record was found.
+        match: the look-up that found the record, such as `Match.EXACT`.
         stored: the record.
-        distance: how much the sizes of the record's workload differ from the requested ones
-            (`db.stores.shapes.distance`).
+        distance: the root mean square of log2 of the ratios between the sizes of the record's
+            workload and the requested ones; 0 for the same sizes.
     """
 
     match: Match
@@ -270,7 +270,7 @@ def _members(family: str, key: RecordKey, storage: Storage) -> Iterator[StoredRe
 def _same_instructions(
     wanted: Mapping[RecordKey, Workload], mode: Mode, storage: Storage, usable: _Usable
 ) -> dict[RecordKey, LadderStep]:
-    """For each workload, return its record for another target with the same instructions.
+    """For each workload, find a record of the same workload for a target with equal instructions.
 
     A workload without such a record is missing from the result.
     """

@@ -3,7 +3,7 @@ records.
 
 A job leases its tasks, that is, reserves them in the database for a limited time, before it tunes
 them. It defers the tasks that another job has leased. When its leased tasks are tuned, it ends the
-leases and tries to lease the deferred tasks. Once it can, the other job has stored its records.
+leases and tries to lease the deferred tasks. If it succeeds, it uses the other job's records.
 If other jobs have leased all remaining tasks, the job waits and occupies no worker. A waiting job
 has leased no task, so no two jobs wait for each other. The wait is limited, because the other job
 may make no progress, for example on a faulty worker. After the limit, this job tunes the tasks too.
@@ -169,7 +169,7 @@ def _open_task(task: Task) -> OpenTask:
 
 
 def _part(budget: JobBudget, share: float) -> JobBudget:
-    """Return a fraction of a budget's trials and seconds.
+    """Return a budget with the fraction `share` of the trials and seconds of `budget`.
 
     The target latency is removed, because it applies to the whole model.
     """

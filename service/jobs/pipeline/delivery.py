@@ -1,7 +1,7 @@
 """Writes the result of a job: an artifact folder, or a WebAssembly module with its JavaScript.
 
-JavaScript cannot load artifacts. So a job for a WebAssembly target writes the same files as
-`tilewright compile`.
+JavaScript cannot load artifacts. So the result of a job for a WebAssembly target is the module that
+`tilewright compile` writes.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def check_weight_limit(
 
 
 def check_ranges(planned: Sequence[Planned], kernels: KernelCache | None = None) -> None:
-    """Check that each kernel for a range of sizes has a default schedule.
+    """Check that each kernel for a range of sizes has a default schedule for the whole range.
 
     Raises:
         CompilerError: if no default schedule of a kernel supports all sizes of its range.
