@@ -293,7 +293,7 @@ class RemoteRunner:
         final = {name: status for name, status in found.items() if status.state.final}
         self._known -= final.keys()
         ended = [result_of(self._open.pop(name), status) for name, status in final.items()]
-        return self._given_up() + ended  # after the queries: one that fails loses none of them
+        return self._given_up() + ended  # last: a failed query loses no result
 
     def _given_up(self) -> list[MeasureResult]:
         """Return a CANCELLED result for each request that was cancelled before it was queued.

@@ -110,12 +110,12 @@ class RunQueue:
             Interrupted: if this process must stop work on the job.
             JobCancelled: if the user has cancelled the job.
         """
-        # after one wait in vain, later runs do not wait
+        # if one wait ended without a worker, later runs do not wait
         ends = time.monotonic() + (0.0 if self._nobody_came else self._absent_seconds)
         while True:
             self._client.check_interrupt()
             self._client.check_cancelled()
-            # a worker in quarantine if no other is alive: the run is its canary
+            # a worker in quarantine if no other is alive: the run tests it
             alive = self._client.alive(target.key)
             alive = alive or self._client.alive(target.key, Health.QUARANTINED)
             chosen = None if self._chosen is None else self._chosen.id

@@ -104,7 +104,7 @@ def may_measure(worker: Presence) -> bool:
 
 
 def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
-    """Let jobs wait while no worker is available, and queue waiting jobs once there is a worker.
+    """Let queued jobs wait if no worker is available, and queue waiting jobs if one is available.
 
     Any process may call this function. With `only_wake`, waiting jobs are queued, but no queued job
     starts to wait; this suffices after a worker has registered.

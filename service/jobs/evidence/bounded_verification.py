@@ -75,8 +75,8 @@ class BoundedVerifier:
         """Verify the programs at all sizes and store the result in `found`; see
         `Verifier.verify`.
 
-        A size at which the child exceeds its limits is not verified; `found.not_run` then has the
-        reason.
+        A size at which the child exceeds its limits is not verified; the attribute `not_run` of
+        `found` then has the reason.
 
         Args:
             made: returns the program to verify for a plan.

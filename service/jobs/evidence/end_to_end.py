@@ -153,8 +153,8 @@ class SelectedSchedules:
         known: the number of workloads for which the database has a record of the same workload.
         workloads: the number of workloads of the model.
         records: the ids of the records in use, by workload key.
-        related: the number of workloads for which it has only a record of another workload of the
-            same family.
+        related: the number of workloads for which the database only has a record of another
+            workload of the same family.
     """
 
     planned: tuple[Planned, ...]

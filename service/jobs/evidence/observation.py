@@ -237,7 +237,7 @@ class Observation:
             fetched |= self._device.check(watched, *self._run, {}, ports).fetched
         found = {}
         for each in group:
-            parts = [fetched[name] for name in names[each.value]]  # none of a value of no elements
+            parts = [fetched[name] for name in names[each.value]]  # empty if the value is empty
             raw = np.concatenate(parts) if parts else np.empty(0, np.uint8)
             shape, place, dtype = each.type.shape, each.placement, each.type.dtype
             found[each.value] = unpack(raw, shape, place.layout, place.halo, dtype)

@@ -143,7 +143,7 @@ class Review(Generic[C]):
             for reporter, some in groups.items():
                 worth = self.device.worth(reporter).rank
                 if worth < least.setdefault(reporter, worth):
-                    continue  # the workers that are left raise the attestation less
+                    continue  # the remaining workers raise the attestation less
                 reports = self.repetition.repeat(some, self.device.second_opinion(reporter))
                 for one, report in zip(some, reports, strict=True):
                     if report is None:

@@ -127,7 +127,7 @@ def rounding_intervals(
     (name,) = segment.outputs
     before, end = _before_jump(segment, name)
     maker = segment.producer(before)
-    chosen = maker is not None and _jumps(segment, maker)  # positions that differ widely
+    chosen = maker is not None and _jumps(segment, maker)  # e.g. positions, which may differ widely
     (start,) = run_graph(segment.replace(outputs=[before]), given, float64=True)
     jumped = before != name
     hair = NEAR_TIE * _largest(start) if jumped else 0.0
@@ -306,9 +306,9 @@ def _moved(array: np.ndarray, dtype: DType, by: float, draw: NormalPool) -> np.n
         by: the standard deviation of the factors.
         draw: the source of random numbers.
     """
-    if dtype is not DType.FLOAT32 or _integral(array):  # 16 bits lose a rounding of float32
+    if dtype is not DType.FLOAT32 or _integral(array):  # 16-bit types would absorb the change
         return array
-    with np.errstate(over="ignore"):  # the largest number moves to infinity
+    with np.errstate(over="ignore"):  # the largest float32 may become infinite
         return (array * (1.0 + by * draw(array.shape))).astype(np.float32)
 
 

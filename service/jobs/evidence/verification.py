@@ -85,9 +85,9 @@ class Verification:
 
     @property
     def unverified(self) -> tuple[str, ...]:
-        """The names of values after a loop or branch that differ from the reference.
+        """The names of values computed from a loop or branch that differ from the reference.
 
-        It is unknown whether rounding is the cause.
+        It is unknown whether rounding is the cause of the differences.
         """
         return () if self.by_steps is None else self.by_steps.unverified
 

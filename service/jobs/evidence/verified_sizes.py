@@ -157,8 +157,8 @@ def _at(planned: Planned, found: DynamicPlan, sizes: Mapping[str, int]) -> Plann
 def _comparisons(graph: Graph) -> int:
     """Return the number of box pairs that the non-maximum suppressions of a graph compare.
 
-    The number may be an expression in dynamic dimensions. `costs.flops` does not count these
-    comparisons.
+    If it depends on dynamic dimensions, the returned integer encodes a formula in them
+    (`compiler.sizes`). `costs.flops` does not count these comparisons.
     """
     return sum(
         integer(node.attrs, "room") * graph.types[node.inputs[1]].elements

@@ -39,10 +39,10 @@ class Imported:
     """The result of an import: the number of lines of each kind, and the rejected lines.
 
     Attributes:
-        served: new records that are the fastest for their key, so that jobs use them.
-        slower: new records that are stored, but slower than an existing record.
-        known: records that the database already had, including withdrawn ones.
-        refused: the number of each rejected line, counted from 1, with the reason.
+        served: the number of new records that are the fastest for their key, so that jobs use them.
+        slower: the number of new records that are stored, but slower than an existing record.
+        known: the number of records that the database already had, including withdrawn ones.
+        refused: for each rejected line, its position, counted from 1, and the reason.
     """
 
     served: int = 0

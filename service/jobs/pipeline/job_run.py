@@ -72,7 +72,7 @@ class JobRun:
 
     @property
     def holds(self) -> bool:
-        """Whether this tuner still runs the job: it was neither interrupted nor cancelled."""
+        """Whether this tuner may still work on the job: nothing has interrupted or cancelled it."""
         return not (self._lease.interrupt.cancelled or self._lease.cancel.cancelled)
 
     def interrupt(self, reason: str) -> None:

@@ -224,7 +224,7 @@ def run_job(
             wrong.
         DatabaseError: if the database fails.
     """
-    # however the job ends, they end with it
+    # the cache's threads end with the job
     with ReferenceCache(timings=job_context.beside, stop=stop or token) as references:
         began = monotonic()
         watcher.phase("importing")

@@ -35,7 +35,7 @@ def tasks_of(*planned: Planned) -> list[Task]:
         piece.workload: (each.open, step, piece)
         for each in planned
         if each.open is not None
-        for step in reversed(each.open.plan.kernels)  # the first of several determines the sizes
+        for step in reversed(each.open.plan.kernels)  # the first step that uses it wins
         for piece in pieces(step.workload)
         if step.workload.dimensions
     }

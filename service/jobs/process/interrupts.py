@@ -14,7 +14,7 @@ class Interrupted(Exception):
 
 
 class WorkerAbsent(Interrupted):
-    """No live worker can measure for the job. No process works on it until there is a worker."""
+    """No live worker can measure for the job. No process works on the job until one can."""
 
 
 class JobCancelled(Exception):

@@ -110,7 +110,7 @@ class TunerProcess:
                 thread.join()
             if self._builder is not None:
                 self._builder.close()
-            with suppress(StorageError):  # its absence is noticed as if it had been killed
+            with suppress(StorageError):  # other processes also notice a killed tuner
                 self._storage.sweeps.leave(CLAIMS, self._name)
             log.info("tuner is down", name=self._name)
 
@@ -185,7 +185,7 @@ class TunerProcess:
         return True
 
     def _measure_again(self) -> None:
-        """Start a thread that repeats measurements of records, if one owner alone measured them.
+        """Start a thread that measures again the records that only one owner has measured.
 
         If the thread runs already, renew the lock that prevents other tuners from repeating the
         same measurements, or stop the thread if another tuner has the lock.
