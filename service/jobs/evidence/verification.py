@@ -263,7 +263,10 @@ def verify_program(
 
 
 def input_ports(planned: Planned) -> list[Port]:
-    """Return the inputs of a plan's programs, each with the range of its random integers."""
+    """Return the inputs of a plan's programs: names, types, shapes, and ranges of random integers.
+
+    For an integer input, the range contains the random values with which the model can run.
+    """
     types, made = planned.graph.types, planned.plan.graph
     return [
         Port(v, types[v].dtype, types[v].shape, integers=random_integer_range(made, v))

@@ -467,7 +467,7 @@ def _give_back(
 
 
 def _by_step(nodes: Sequence[_OnnxNode], of_node: Sequence[int], steps: int) -> Sequence[_Behind]:
-    """Group the ONNX nodes by step; constants are left out.
+    """Return, for each step, the ONNX nodes that it computes; constants are left out.
 
     Args:
         nodes: the ONNX nodes.
