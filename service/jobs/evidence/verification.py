@@ -263,9 +263,10 @@ def verify_program(
 
 
 def input_ports(planned: Planned) -> list[Port]:
-    """Return the inputs of a plan's programs: names, types, shapes, and ranges of random integers.
+    """Return the inputs of a plan's programs, with their types and shapes.
 
-    For an integer input, the range contains the random values with which the model can run.
+    An integer input of indices into a constant table has the range of its valid indices, from which
+    random inputs are taken.
     """
     types, made = planned.graph.types, planned.plan.graph
     return [
