@@ -42,8 +42,8 @@ class _Line:
 
     Attributes:
         inputs, outputs: the extents before and after.
-        scale: the ratio of the extents; None if it is `outputs / inputs`, which is known at run
-            time only.
+        scale: the factor of the extent that the model states, or `outputs / inputs`; None if it is
+            the latter and an extent is known at run time only.
         start, end: the crop of the input for `tf_crop_and_resize`, as fractions of its extent.
     """
 

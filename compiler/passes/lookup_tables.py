@@ -110,8 +110,8 @@ def function_of(
 def _is_plain(rewriter: Rewriter, node: Node, shape: tuple[int, ...]) -> bool:
     """Whether an operator computes each element of its result from one element of each operand.
 
-    The operator is elementwise and has a result of the given shape. Its constant operands have one
-    element each, or are 8-bit tensors of the same shape. Lookups in tables are permitted too.
+    True for an elementwise operator, or a lookup in a table, if its result has the given shape and
+    each constant operand has one element, or is an 8-bit tensor of this shape.
     """
     if ops.get(node.op).kind is not OpKind.ELEMENTWISE or rewriter.shape(node.outputs[0]) != shape:
         return False

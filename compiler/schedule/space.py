@@ -53,8 +53,8 @@ class SubSpace:
         knobs: its knobs, each with all its values.
         constraint: whether an assignment is valid on any machine: loops fit together, and the code
             is small enough to compile.
-        default: the schedule of an untuned workload. It is always in `points`, even if `machine`
-            rejects it, which happens for tiny workloads.
+        default: the schedule of an untuned workload. It is always one of the valid schedules, even
+            if `machine` rejects it, which happens for tiny workloads.
         machine: whether an assignment suits the target: it has enough registers and cache, and
             little work is wasted in partial tiles.
     """

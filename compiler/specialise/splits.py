@@ -47,8 +47,9 @@ def make_segment(
 ) -> ModelSegment[P] | None:
     """Compile a segment and add it to the boundary before it.
 
-    Returns None if one program cannot serve all sizes of the guard. Then either a range was split,
-    or the boundary records why each combination of sizes needs its own program.
+    Returns None if one program cannot serve all sizes of the guard. The boundary then has new split
+    points or a reason (`cut.reason`). The caller tries again with a narrower guard: a part of the
+    range, or the sizes of this run alone.
 
     Args:
         cut: the boundary before the segment.
@@ -58,7 +59,7 @@ def make_segment(
 
     Raises:
         OutOfMemoryError: if memory does not suffice to compile the segment.
-        CompilerError: if a segment for one combination of sizes does not compile.
+        CompilerError: if the segment does not compile although its guard fixes all sizes.
     """
     try:
         found = attempted(compiled)

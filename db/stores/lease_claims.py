@@ -91,7 +91,7 @@ class Survey:
     Claims are identified by their index in the list of claims that `survey` was called with.
 
     Attributes:
-        found: the results of the claims that get no new leases.
+        found: the answers to the claims that get no new leases.
         able: the claims that may get requests.
         owners: the owner (token id) of each worker, by worker id.
         in_quarantine: the ids of the workers in quarantine.
@@ -106,7 +106,11 @@ class Survey:
 
 
 def survey(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Survey:
-    """Determine which claims may get new leases, and the results of all other claims."""
+    """Determine which claims may get new leases, and the answer to each of the others.
+
+    A claim gets none if its worker is unknown, gone, draining or in quarantine, if it is a repeated
+    claim, which gets its earlier leases again, or if no request for its targets is queued.
+    """
     known = _facts(connection, {claim.worker_id for claim in claims}, now)
     again = _again(connection, claims)
     found: dict[int, Found | NotFoundError] = {}

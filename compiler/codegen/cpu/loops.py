@@ -245,9 +245,10 @@ def _has_rests(extent: int, step: int, tail: Tail) -> bool:
 
 
 def _rooms(step: int) -> list[int]:
-    """Return the numbers of rows of the narrower tiles on an axis of at most two full tiles.
+    """Return the numbers of rows that the smaller tiles of a dynamic axis may have.
 
-    They are one row, a third and two thirds of `step`, the number of rows of a full tile.
+    A full tile has `step` rows. A smaller tile computes the rows after the last full tile. It has
+    one row, or a third or two thirds of `step`: for 6 rows, the result is [1, 2, 4].
     """
     return sorted({room for room in (1, -(-step // 3), -(-2 * step // 3)) if room < step})
 

@@ -226,7 +226,8 @@ def resolve_target(context: Context, target: Load, points: Points) -> Access:
     """Return the access that describes the destination of a store.
 
     Raises:
-        ScheduleError: if the store may be out of bounds, or elements of a group are not contiguous.
+        ScheduleError: if the store may be out of bounds, or the elements of a dot-product group are
+            not contiguous.
     """
     access = _resolve(context, target, points, Padding.READ)
     if access.guards:

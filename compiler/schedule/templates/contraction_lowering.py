@@ -355,11 +355,18 @@ def _panel_factors(found: Contraction, load: Load, dim: int, width: int) -> tupl
 def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _Panels:
     """Return panels of an operand that is known only at run time, and the stage that writes them.
 
-    The layout is shared[batch][panel][k][width]. With groups of channels, it is
-    shared[batch][panel][k of groups][width][k in a group].
+    The stage packs the operand into the buffer shared[batch][panel][k][width]: panels of `width`
+    columns, with all steps `k` of the sum. For dot-product instructions, which multiply groups of
+    adjacent elements, it is shared[batch][panel][group of k][width][k in the group].
+
+    Args:
+        found: the contraction.
+        load: the operand to pack.
+        width: the columns of a panel.
+        lanes: the columns that one vector of the stage copies.
 
     Raises:
-        ScheduleError: if the contraction has a window.
+        ScheduleError: if the contraction is a convolution with a window of several taps.
     """
     if found.window:
         raise ScheduleError("packing at run time is for matrix products")

@@ -155,13 +155,16 @@ class Strassen:
         return self.last.extent != 0
 
     def element(self, load: Load, row: Affine, column: int = 0, depth: int = 0) -> Load:
-        """Return the load of an element of a block of A or B.
+        """Return the load of an element of A (`left`) or B (`right`).
+
+        The matrices are divided into blocks. The loops run over the elements of one block, whose
+        numbers along two axes are given; A does not depend on `column`, and B not on `row`.
 
         Args:
             load: `left` or `right`.
             row: the row in the whole product.
-            column: number of the block along the columns.
-            depth: number of the block along the reduced axis.
+            column: the number of the block along the columns of the product.
+            depth: the number of the block along the summed axis.
         """
         return load_at(load, self._positions(row, column, depth))
 

@@ -345,8 +345,9 @@ def _plan_ranges(
 ) -> Iterator[Planned]:
     """Yield the plan of a program that supports all sizes of the ranges.
 
-    If no program can, the ranges are relaxed (`FittedRanges`), and `notes` of the plan lists the
-    changes. If all dimensions become fixed, a plan is yielded for each size hint instead.
+    If no program can, ranges are narrowed or replaced by fixed sizes (`FittedRanges`), and `notes`
+    of the plan lists the changes. If all dimensions become fixed, a plan is yielded for each size
+    hint instead.
 
     Args:
         request: the model and its mode.
