@@ -308,14 +308,13 @@ def _shows_all(rewriter: Rewriter, mask: _Mask) -> bool:
 
 
 def _lowest(fill: float, added: bool) -> float:
-    """Return the number to add to hidden scores, for a mask that replaces hidden scores by `fill`.
+    """Return the summand that replaces the number of a `where` mask.
 
-    An infinite `fill` is returned unchanged. A finite `fill`, such as -1e9, is replaced by a lower
-    number, because a large score plus `fill` might not be hidden. If `added`, the scores also have
-    a mask that is added to them. A finite `fill` is then returned unchanged too: keys that both
-    masks hide keep their relative weights.
+    FILL replaces a finite number, since a large score would not vanish against one such as -1e9.
+    `added` states that the model also adds masks. A number against which every score vanishes is
+    then kept: keys that the two masks hide must have the same relative weights as in the model.
     """
-    return fill if not np.isfinite(fill) or added else FILL
+    return fill if not np.isfinite(fill) or (added and fill <= FILL) else FILL
 
 
 def _least(low: float) -> float:
@@ -373,7 +372,7 @@ def _emit(
         attrs["softcap"] = found.softcap
     past = rewriter.shape(key)[-2] - rewriter.shape(query)[-2]
     total: str | None = None
-    added = any(mask.fill is None and not _shows_all(rewriter, mask) for mask in found.masks)
+    added = any(mask.fill is None for mask in found.masks)
     for given in reversed(found.masks):  # in the order of the model
         low = 0.0 if given.fill is None else _lowest(given.fill, added)
         mask = given if given.fill is None else _added(rewriter, given, low)

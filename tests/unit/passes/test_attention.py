@@ -171,21 +171,18 @@ def test_keys_that_are_all_hidden_weigh_alike(low: float, at_run_time: bool) -> 
 
 @pytest.mark.parametrize("first", ["where", "add"])
 @pytest.mark.parametrize("second", ["where", "add"])
-@pytest.mark.parametrize(("low", "much"), [(LEAST, 30.0), (-1e9, 1.0)])
-def test_keys_that_two_masks_hide_weigh_as_in_the_model(
-    first: str, second: str, low: float, much: float
-) -> None:
+def test_keys_that_two_masks_hide_weigh_as_in_the_model(first: str, second: str) -> None:
     """GPT-Neo as torch.export writes it: a window of keys, and an additional mask."""
     g = Maker()
     q, k, v = operands(g, 1, 2)
-    scores = g("mul", g("matmul", q, k), g.constant("much", much))
+    scores = g("mul", g("matmul", q, k), g.constant("much", 30.0))
     seen = np.array([[1, 1, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
     for kind, shown in ((first, seen), (second, ~seen[:, ::-1])):
         if kind == "where":
             condition = g.constant("seen", shown[None, None])
-            scores = g("where", condition, scores, g.constant("low", low))
+            scores = g("where", condition, scores, g.constant("low", LEAST))
         else:
-            added = np.where(shown, 0, low).astype(np.float32)
+            added = np.where(shown, 0, LEAST).astype(np.float32)
             scores = g("add", scores, g.constant("mask", added[None, None]))
     node = found(g.graph(plain(g, scores, v)))
     assert len(node.inputs) == 4
