@@ -199,9 +199,10 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
 
 
 def _dims(info: ValueInfoProto) -> Dims:
-    """The dimensions of an input or output as the file states them: a size, a name, or -1.
+    """The dimensions of an input or output as the file states them.
 
-    An input or output that is not a tensor has the dimensions (-1,).
+    Each dimension is a size, a name, or -1 if the file states neither. An input or output that is
+    not a tensor has the dimensions (-1,).
     """
     if info.type.WhichOneof("value") in _NO_TENSORS:
         return (-1,)

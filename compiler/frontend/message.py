@@ -48,9 +48,9 @@ def split_message(stream: BinaryIO, size: int) -> tuple[bytes, dict[int, Bytes]]
         size: size of the message in bytes.
 
     Returns:
-        The message without the data, and a mapping from the position of each large initializer in
-        the graph to its data. The arrays are read-only, aligned to 64 bytes, and in one block of
-        memory.
+        The message without the data, and the data of each large initializer. The key is the
+        initializer's index in the graph's list of initializers. The arrays are read-only, aligned
+        to 64 bytes, and in one block of memory.
 
     Raises:
         UnusualError: if the message is truncated, or has a layout that no known tool writes.
@@ -115,8 +115,9 @@ class _Splitter:
     def _message(self, end: int, rules: Mapping[int, _Rule]) -> bytes:
         """Read the fields of a message that ends at position `end`, and return them encoded again.
 
-        `rules` maps the number of a field to a function that returns the field's new content, or
-        None to remove the field. Other fields are copied.
+        `rules` maps the number of a field to a function that reads the field and returns its new
+        content. The field is removed if the function returns None. Fields without a rule are
+        copied.
         """
         parts: list[bytes] = []
         while self._at < end:

@@ -271,11 +271,13 @@ class NodeImporter:
             body: the scope of the node's names.
             inputs: the values of its operands; None for an omitted operand.
             outputs: the ONNX names of its outputs.
-            refused: the error of the operator's import rule, if the rule rejected the node.
+            refused: the error with which the operator's import rule rejected the node; None if the
+                operator has no rule.
 
         Raises:
-            UnsupportedOperatorError: if a node of the function body is not supported. This is
-                `refused`, or else a new error that names the unsupported node.
+            UnsupportedOperatorError: if a node of the function body is not supported. The error is
+                `refused` if it is not None. Otherwise it is a new error that names the unsupported
+                node.
         """
         domain = domain_of(proto.domain)
         if domain:
@@ -549,7 +551,13 @@ class NodeImporter:
 
 
 def subgraph(proto: NodeProto, key: str, name: str) -> GraphProto:
-    """Return the graph in the attribute `key`; raises InvalidModelError if it is missing."""
+    """Return the graph in the attribute `key` of a node.
+
+    `name` is the node's name in the error.
+
+    Raises:
+        InvalidModelError: if the attribute is missing or is not a graph.
+    """
     for attribute in proto.attribute:
         if attribute.name == key and attribute.HasField("g"):
             return attribute.g
@@ -557,11 +565,12 @@ def subgraph(proto: NodeProto, key: str, name: str) -> GraphProto:
 
 
 def _defined(body: NameScope, value: str, name: str) -> str:
-    """The value in the graph under construction for the output `value` of a body.
+    """The graph value of a body's output; `value` is the output's ONNX name.
+
+    `name` is the name of the node that has the body, for the error.
 
     Raises:
-        InvalidModelError: if nothing in the body defines the output. `name` is the node that has
-            the body, for the message.
+        InvalidModelError: if nothing in the body defines the output.
     """
     found = body.values.get(value)
     if found is None:

@@ -291,10 +291,10 @@ class ModelImport:
         return outputs
 
     def _output(self, value: str, info: ValueInfoProto, nodes: NodeImporter) -> str:
-        """Check a tensor output against the file, and return the value for the graph's output.
+        """Check an output against the type that the file states, and return the value to output.
 
-        If the value holds positions in a table of strings, the result is a new node that records
-        the table.
+        The result is `value`. If `value` holds positions in a table of strings, the result is
+        instead the output of a new node that records the table.
         """
         trim = self._builder.trim(value)
         labels = self._builder.labels.get(value)
@@ -352,9 +352,14 @@ class ModelImport:
     def _standing_for(self, value: str, name: str, attrs: Mapping[str, str]) -> str:
         """Add a node that records the meaning of an output, such as its table of strings.
 
-        Returns the result of the node. `attrs` are the node's attributes. If the value is the
-        result of a `trim`, which cuts a tensor to an extent that the data determine, the node is
-        inserted before the `trim`: only outputs may read a `trim`.
+        Returns the result of the node. If the value is the result of a `trim`, which cuts a tensor
+        to an extent that the data determine, the node is inserted before the `trim`: only outputs
+        may read a `trim`.
+
+        Args:
+            value: the value whose meaning is recorded.
+            name: the preferred name of the result.
+            attrs: the node's attributes, which state the meaning.
         """
         trim = self._builder.trim(value)
         if trim is None:

@@ -81,10 +81,10 @@ class DeferredNodes:
 
 
 def inlined_branch(branch: GraphProto, node: NodeProto, name: str) -> GraphProto:
-    """Return a graph with the nodes of an If's branch, in place of the If node.
+    """Return a graph whose nodes replace an If node by one of its branches.
 
-    `name` is the name of the If. Values of the branch are renamed to `name/...`; the outputs of
-    the If keep their names.
+    `branch` is that branch, `node` the If, and `name` the name of the If. Values of the branch are
+    renamed to `name/...`. The graph computes the outputs of the If under their own names.
     """
     made = {value for inner in branch.node for value in inner.output if value}
     made |= {tensor.name for tensor in branch.initializer}

@@ -74,9 +74,9 @@ class Edit:
         return name
 
     def convert(self, value: str, name: str) -> str:
-        """Add a node that casts `value` to the element type of the declared value `name`.
+        """Add a node that casts `value` to the element type of `name`; return `name`.
 
-        The node's output is `name`, which is also returned.
+        `name` is the node's output. Its type must already be known, for example from `in_type`.
         """
         return self.add(name, "cast", [value], {"to": self.types[name].dtype.value})
 

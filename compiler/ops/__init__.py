@@ -1,4 +1,4 @@
-"""The operator set: one module per operator family.
+"""The operator set: one module per group of related operators.
 
 Operators of domains other than ai.onnx are in `contrib`.
 """

@@ -23,9 +23,9 @@ def _onnx_affine_grid(node: OnnxNode) -> str:
     rank), where the rank is 2 or 3.
 
     Raises:
-        DynamicSizeError: if `align_corners` is set, the size (input 1) or the shape of theta is not
-            fixed, and the grid may have a single point along a dimension.
-        UnsupportedOperatorError: if the size or the shape of theta is not fixed in any other case.
+        UnsupportedOperatorError, DynamicSizeError: if the size (input 1) or the shape of theta is
+            not fixed. It is a DynamicSizeError if `align_corners` is set and the grid may have a
+            single point along a dimension.
     """
     theta, size = node.input(0), node.static_ints(1, "size")
     kind = node.type(theta)

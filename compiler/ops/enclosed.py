@@ -56,7 +56,8 @@ class Enclosure:
     def capture(self, value: str) -> str:
         """Return the name in the body for a value of the enclosing graph.
 
-        The first call for a value adds an input to the body, or a copy of a constant or of sizes.
+        The first call for a value adds an input to the body. A constant, or a value that depends
+        only on sizes, is instead copied into the body.
 
         Raises:
             UnsupportedOperatorError: if the value has a data-dependent extent, or is text or a

@@ -157,10 +157,11 @@ between them."""
 
 
 def _factor(given: int, length: int, parts: int, *, onesided: bool) -> int:
-    """Return the number of points of the first transform if the whole is computed in two steps.
+    """Return the number of points of the first transform if two steps are faster than one product.
 
-    The result is the divisor of `length` for which two steps need the fewest multiplications, or 0
-    if a single matrix product costs less than any two steps.
+    The arguments describe the transform of rows (..., given, parts), as in `_transform`. The result
+    is the divisor of `length` for which two steps need the fewest multiplications. It is 0 if a
+    single matrix product costs less than any two steps.
     """
     kept = length // 2 + 1 if onesided else length
 
@@ -237,7 +238,7 @@ def _real(factors: np.ndarray, parts: int) -> np.ndarray:
 
 
 def _onnx_stft(node: OnnxNode) -> str:
-    """Import STFT: multiply each segment of a signal by a window; compute its Fourier transform."""
+    """Import STFT: multiply each frame of a signal by a window; compute its Fourier transform."""
     signal, weights = node.input(0), node.optional(2)
     shape = node.shape(signal)
     if len(shape) == 2:

@@ -164,8 +164,8 @@ def looped(
 def _affordable(steps: int, rows: Sequence[TensorType]) -> bool:
     """Whether stacking values of the types `rows` over `steps` steps needs at most COLLECTED_BYTES.
 
-    If the memory depends on dynamic sizes, the result is True. It is False for a number of steps
-    from NO_LIMIT on.
+    If the memory depends on dynamic sizes, it is assumed to suffice. A fixed number of steps must
+    be below NO_LIMIT in any case.
     """
     if is_dynamic(steps):
         return True

@@ -264,7 +264,7 @@ def _onnx_instance_norm(node: OnnxNode) -> str:
 
 
 def _onnx_group_norm(node: OnnxNode) -> str:
-    """Import GroupNormalization as layer normalisation over groups of channels.
+    """Import GroupNormalization as layer normalisation over each group of adjacent channels.
 
     Scale and bias have one element per channel from opset 21 on, and one per group before.
     """

@@ -222,7 +222,7 @@ def _places(places: Any, extent: int, mode: str) -> Any:
 
 
 class _Run(NamedTuple):
-    """A run of neighbouring output elements whose sources in the operand are evenly spaced.
+    """A range of output elements whose sources in the operand are evenly spaced.
 
     Along one dimension, output element `offset + i` is operand element `start + i * step`, for i
     from 0 to `size - 1`.
@@ -235,9 +235,10 @@ class _Run(NamedTuple):
 
 
 def _runs(extent: int, before: int, after: int, mode: str) -> list[_Run]:
-    """Return the runs of which a padded dimension consists.
+    """Divide a padded dimension into ranges whose sources in the operand are evenly spaced.
 
-    The result is empty if the number of runs may depend on dynamic sizes.
+    `extent` is the extent without padding; `before` and `after` are the numbers of added elements.
+    The result is empty if the number of ranges may depend on dynamic sizes.
     """
     middle = _Run(before, extent, 0, 1)
     if before == 0 and after == 0:
@@ -261,9 +262,10 @@ def _runs(extent: int, before: int, after: int, mode: str) -> list[_Run]:
 
 
 def _split(offset: int, places: np.ndarray) -> list[_Run]:
-    """Divide a sequence of operand positions into runs; the first starts at `offset` in the output.
+    """Divide operand positions, one per output element, into ranges of evenly spaced positions.
 
-    If there are more runs than the limit for boxes, only one run beyond the limit is returned.
+    The first range starts at output element `offset`. If there are more ranges than the limit for
+    boxes, only one range beyond the limit is returned.
     """
     found: list[_Run] = []
     first, steps = 0, np.diff(places)
@@ -278,9 +280,9 @@ def _split(offset: int, places: np.ndarray) -> list[_Run]:
 
 
 def _boxes(shape: Shape, pads: Shape, mode: str) -> tuple[Piece, ...]:
-    """Return the boxes of a padded tensor: all combinations of the dimensions' runs.
+    """Return the boxes of a padded tensor: each is a combination of one `_Run` per dimension.
 
-    The result is empty if a dimension has no runs, or if there would be too many boxes.
+    The result is empty if `_runs` is empty for a dimension, or if there would be too many boxes.
     """
     rank = len(shape)
     sides = zip(shape, pads[:rank], pads[rank:], strict=True)

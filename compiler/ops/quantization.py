@@ -65,7 +65,8 @@ def _aligned(
 ) -> tuple[str, str, str | None]:
     """Return x, scale and zero point, reshaped so that scale and zero point broadcast with x.
 
-    If the block size divides the extent of x, the blocks become an additional dimension. Otherwise,
+    `block` is the number of positions along the node's axis that share a scale, or 0. If `block`
+    divides the extent of this axis, the blocks become an additional dimension of x. Otherwise,
     scale and zero point are repeated for each element of a block.
     """
     shape, axis = node.shape(x), node.integer("axis", 1)
@@ -140,8 +141,9 @@ def _in_blocks(
     """Reshape a block-quantised matrix so that its blocks form an additional dimension.
 
     Returns the matrix, and the zero point and float32 scale that broadcast with it. The result is
-    None if the block size does not divide the extent. The pass `block_quantised_products` matches
-    the reshaped form.
+    None if the node's axis has an extent that is not a multiple of `block`, or if scale and zero
+    point do not have one element per block. The pass `block_quantised_products` matches the
+    reshaped form.
     """
     shape, axis = node.shape(x), node.integer("axis", 1)
     if len(shape) != 2 or not -2 <= axis < 2 or shape[axis] % block:

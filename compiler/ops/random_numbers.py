@@ -76,7 +76,8 @@ class Engine:
 def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
     """Emit random numbers of the node's normal or uniform distribution.
 
-    With the attribute `seed`, they are a constant generated from it.
+    With the attribute `seed`, they are a constant generated from it. Otherwise they differ between
+    runs.
 
     Raises:
         InvalidModelError: if the type is not a float, the constant is too large, or an extent is

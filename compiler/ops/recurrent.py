@@ -57,6 +57,7 @@ class _Layer:
 
     Attributes:
         node: the imported node, through which nodes are added.
+        hidden: the number of elements of the hidden state.
         given: (batch, gates * hidden): this step's input times W, plus biases.
         product: multiplies the state by `recurrence`.
         recurrence: the values that represent R transposed, (hidden, gates * hidden).

@@ -409,7 +409,8 @@ def _fitted(node: OnnxNode, extents: Shape, sizes: Shape) -> list[tuple[int, flo
     """Return the extent and scale of each axis for the requested `sizes`.
 
     Unless `keep_aspect_ratio_policy` is "stretch", all axes have the same scale, so that extents
-    may differ from `sizes`. A scale is None if it is known at run time only.
+    may differ from `sizes`. A scale is None if dynamic extents determine it; each run then computes
+    it.
     """
     if len(sizes) != len(extents):
         raise node.invalid(

@@ -73,12 +73,12 @@ def _regions(node: OnnxNode, at: Coordinates) -> _Regions:
 
 
 def _read(at: Coordinates, x: str, regions: _Regions, axes: Sequence[str]) -> str:
-    """Emit the values of x at a grid of points per region, (count, C, rows * columns).
+    """Emit the values of x at a grid of sampling points per region, (count, C, rows * columns).
 
     `at` emits the arithmetic on coordinates. `axes` are the coordinates of the grid: (count, rows)
-    and (count, columns). Each value is a weighted sum of the four elements around the point. For
-    maxima it is the largest of the four weighted elements, as the specification defines it. Points
-    outside the image have the value zero.
+    and (count, columns). For averages, each value is a weighted sum of the four elements around the
+    sampling point. For maxima it is the largest of the four weighted elements, as the specification
+    defines it. Sampling points outside the image have the value zero.
     """
     node, count = at.node, regions.count
     rows, columns = (node.shape(axis)[1] for axis in axes)

@@ -79,7 +79,7 @@ class Coordinates:
 def sampled(
     node: OnnxNode, x: str, taps: Sequence[Sequence[Tap]], images: str | None = None
 ) -> str:
-    """Emit the values of images `x` (N, C, ...) at R sets of P points; the result is (R, C, P).
+    """Emit the values of images `x` (N, C, ...) at R sets of P sampling points, (R, C, P).
 
     Args:
         node: the ONNX node that is imported.

@@ -103,7 +103,7 @@ def _shifted(terms: Sequence[tuple[Monomial, int]]) -> tuple[float, float]:
 
 
 def _relaxed(size: Size, *, upward: bool, paired: bool) -> float:
-    """Return a bound of a size in which quotients are replaced by bounds of the fraction.
+    """Return a bound of a size, in which floor quotients are replaced by bounds of exact fractions.
 
     A quotient q = x // d lies between (x - d + 1) / d and x / d. Only quotients that form a term of
     their own are replaced, an outer quotient before those nested in it. The replaced quotient's

@@ -112,7 +112,8 @@ def _sizes(ranges: Mapping[str, Dimension], question: DynamicSizeError) -> Itera
     """Yield the sizes at which `invalid_everywhere` imports the model, by dimension name.
 
     `question` is the error of the import with the ranges, which did not decide a condition. Nothing
-    is yielded if a model that is invalid at a limited number of sizes may be valid at others.
+    is yielded if imports at a limited number of sizes could not show that the model is invalid at
+    all sizes.
     """
     if combinations(ranges.values()) <= MOST_SIZES:
         for sizes in product(*map(sizes_of, ranges.values())):

@@ -1,1 +1,1 @@
-"""Operators of domains other than ai.onnx: one folder per domain, one file per operator family."""
+"""Operators of other domains than ai.onnx: a folder per domain, a file per group of operators."""

@@ -1,1 +1,1 @@
-"""Operators of the domain `com.microsoft`: one file per family."""
+"""Operators of the domain `com.microsoft`: one file per group of related operators."""

@@ -1,1 +1,1 @@
-"""Operators of the domain `ai.onnx.ml`: one file per family."""
+"""Operators of the domain `ai.onnx.ml`: one file per group of related operators."""

@@ -76,8 +76,8 @@ def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
 
     Raises:
         InvalidModelError: if ONNX does not define the transform.
-        UnsupportedOperatorError: if there is one target, for which ONNX Runtime skips most
-            transforms.
+        UnsupportedOperatorError: if there is one target and the transform is neither "NONE" nor
+            "PROBIT", because ONNX Runtime does not apply other transforms to one target.
     """
     if node.shape(scores)[1] == 1 and transform not in ("NONE", "PROBIT"):
         if transform not in TRANSFORMS:

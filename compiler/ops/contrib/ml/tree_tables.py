@@ -65,8 +65,9 @@ class Tables:
     Attributes:
         columns: the column that each record compares.
         thresholds: the number with which each record compares it.
-        following: the index of the first of the two successor records.
-        leaves: for a leaf, the index of its node; -1 for all other records and the last one.
+        following: the index of the first of the two successor records; the second one is next to
+            it.
+        leaves: for a leaf of a tree, the index of its tree node; -1 for all other records.
         mirrored: whether the columns are those of x, followed by those of -x.
         steps: the number of comparisons after which every row has reached its leaves.
     """

@@ -172,9 +172,9 @@ def _trees_of(tables: Tables, roots: int) -> np.ndarray:
 
 
 def _leaves(node: OnnxNode, x: str, tables: Tables, roots: np.ndarray) -> str:
-    """Emit the leaf record that each row of x reaches in each tree, (rows, trees).
+    """Emit the index of the leaf record that each row of x reaches in each tree, (rows, trees).
 
-    `roots` are the root records of the trees.
+    `roots` are the indices of the trees' root records.
     """
     if tables.mirrored:
         x = node.emit("concat", [x, node.emit("neg", [x])], axis=1)
