@@ -215,8 +215,8 @@ def branch_of(
 ) -> list[str]:
     """Emit a branch that runs the first body if `condition` is true, else the second.
 
-    `pairs` has the enclosure and the graph of each body; the two graphs have the same output types.
-    Returns the outputs of the branch.
+    `pairs` has, for each body, the `Enclosure` in which it was built and its finished graph. The
+    two graphs have the same output types. Returns the outputs of the branch.
     """
     enclosures, graphs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     kinds = [graphs[0].types[value] for value in graphs[0].outputs]
@@ -296,8 +296,8 @@ def _both(
 ) -> list[str]:
     """Emit the nodes of both bodies, and select each output by `condition` at run time.
 
-    `graphs` are the bodies for a true and a false condition, `enclosures` their enclosures. Returns
-    the selected outputs.
+    `graphs` are the bodies for a true and a false condition. `enclosures` has the `Enclosure` in
+    which each was built, which lists its captured values. Returns the selected outputs.
     """
     pairs = zip(graphs, enclosures, strict=True)
     one, other = (inlined(node.builder, graph, e.captured) for graph, e in pairs)

@@ -116,7 +116,8 @@ def _onnx(op_name: str) -> Callable[[OnnxNode], str]:
 def _around(before: str | None, op_name: str, after: str | None) -> Callable[[OnnxNode], str]:
     """Return an import rule for a reduction with an elementwise operator before or after it.
 
-    For example, ReduceSumSquare is "square" before `reduce_sum`. None omits an operator.
+    For example, ReduceSumSquare is `reduce_sum` with "square" before it. `before` or `after` is
+    None if there is no such operator.
     """
 
     def emit(node: OnnxNode) -> str:

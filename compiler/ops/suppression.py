@@ -27,7 +27,8 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
     The operands are boxes (batches, boxes, 4), scores (batches, classes, boxes), the maximum number
     of boxes per class, the overlap limit and the score limit. The attribute `room` is an upper
-    bound of the number of boxes per class.
+    bound of the number of boxes per class. Each row of the result is the index (batch, class, box)
+    of a selected box; unused rows at the end are -1.
     """
     operand_count(types, 5)
     boxes, scores = types[0].shape, types[1].shape

@@ -65,8 +65,8 @@ class Tables:
     Attributes:
         columns: the column that each record compares.
         thresholds: the number with which each record compares it.
-        following: the index of the first of the two successor records; the second one is next to
-            it.
+        following: the index of the first of the two successor records; the second one has the next
+            index.
         leaves: for a leaf of a tree, the index of its tree node; -1 for all other records.
         mirrored: whether the columns are those of x, followed by those of -x.
         steps: the number of comparisons after which every row has reached its leaves.
@@ -270,7 +270,10 @@ class _Builder:
 
 
 def _longest(following: np.ndarray, roots: int) -> int:
-    """Return the number of comparisons on the longest path from a root to a leaf."""
+    """Return the number of comparisons on the longest path from a root to a leaf.
+
+    `following` is the attribute of `Tables`, and `roots` is the number of trees.
+    """
     level = np.arange(roots)
     steps = 0
     while True:

@@ -159,7 +159,10 @@ def _groups(
 
 
 def _trees_of(tables: Tables, roots: int) -> np.ndarray:
-    """Return the index of each record's tree; -1 for the leaf that belongs to no tree."""
+    """Return the index of each record's tree; -1 for the leaf that belongs to no tree.
+
+    `roots` is the number of trees, whose roots are the first records.
+    """
     found = np.full(len(tables.following), -1)
     level = np.arange(roots)
     found[level] = level
