@@ -58,10 +58,10 @@ def sort_nodes(graph: GraphProto | FunctionProto, defined: Collection[str]) -> l
 
 
 def _order(graph: GraphProto | FunctionProto, makers: dict[str, int]) -> list[int]:
-    """Positions of the nodes in depth-first order: each node follows the producers of its operands.
+    """Return positions of nodes so that each node follows the nodes that compute its operands.
 
-    `makers` maps a value to the position of the node that computes it. The function is iterative,
-    because models may be thousands of nodes deep.
+    `makers` maps a value to the position of the node that computes it. The search is depth-first
+    and iterative, because models may be thousands of nodes deep.
 
     Raises:
         InvalidModelError: if the nodes form a cycle.

@@ -185,7 +185,7 @@ def within_defaults(
 
 
 def _has_solutions(error: DynamicSizeError) -> bool:
-    """Whether the undecided condition is an equality of sizes, which may hold at single sizes."""
+    """Whether an error's condition is an equality of sizes without which the model is invalid."""
     return is_dynamic(error.unequal) and not error.may_differ
 
 
@@ -236,7 +236,10 @@ def _choices(ranges: Mapping[str, Dimension]) -> float:
 def _bounds_within(
     chosen: Mapping[str, Dimension], changed: Mapping[str, Dimension], size: int
 ) -> tuple[float, float]:
-    """Return the bounds of `size` after replacing dimensions `chosen[name]` by `changed[name]`."""
+    """Return the bounds of `size` after replacing dimensions `chosen[name]` by `changed[name]`.
+
+    Both mappings have dimensions by name. A dimension of `size` without a replacement is kept.
+    """
     own = {chosen[name]: d for name, d in changed.items()}
 
     def other(dimension: Dimension) -> int:
@@ -249,7 +252,8 @@ def _bounds_within(
 def _first(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
     """Cut the ends off ranges so that the size `difference`, such as `n - 512`, is at most 0.
 
-    Returns the longest such ranges, or None if no cut suffices.
+    `chosen` has the ranges by dimension name. Returns the longest such ranges by name, or None if
+    no cut suffices.
     """
     least, most = _span(chosen)
 
@@ -266,7 +270,8 @@ def _first(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimens
 def _last(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
     """Cut the starts off ranges so that the size `difference`, such as `n - 512`, is above 0.
 
-    Returns the longest such ranges, or None if no cut suffices.
+    `chosen` has the ranges by dimension name. Returns the longest such ranges by name, or None if
+    no cut suffices.
     """
     least, most = _span(chosen)
 
