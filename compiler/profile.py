@@ -147,9 +147,10 @@ def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[st
     """Select a dimension and a fixed size for it, because a dynamic size caused an error.
 
     The error says that a condition on dynamic sizes holds for only some sizes in their ranges. If
-    the condition is that two sizes are equal, the result solves it. For example, a text recogniser
-    that squeezes the height of its features needs images of one height. If the condition is another
-    one, or has no solution, the result is one of its dimensions with the size in `sizes`.
+    the condition is that two sizes are equal, the selected size makes them equal. For example, a
+    text recogniser that squeezes the height of its features needs images of one height. If the
+    condition is another one, or no size makes the two equal, a dimension that occurs in the
+    condition is selected, with its size in `sizes`.
 
     Args:
         error: the error.

@@ -105,7 +105,7 @@ def _log(x: Expr) -> Expr:
 def log_normal(x: Expr) -> Expr:
     """Return the natural logarithm of a positive normal number, with fewer operations than `log`.
 
-    The result is NaN for infinity and NaN, and undefined for all other numbers.
+    The result is NaN for infinity and NaN, and undefined for zeros, negative and subnormal numbers.
     """
     return in_float("log_normal", x, _log_normal)
 

@@ -62,7 +62,7 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """Size in memory in bytes, including the halo, padding, and the rest of partial blocks."""
+        """Size in memory in bytes, including the halo, padding, and the unused part of partial blocks."""
         return strides(self.shape, self.layout, self.halo)[1] * self.dtype.bytes
 
     @property
@@ -257,7 +257,7 @@ class Const(Expr):
 class IndexValue(Expr):
     """The value of an index, converted to the given type.
 
-    For example, the elements of a range are the index along it.
+    For example, element i of the sequence 0, 1, 2, ... is the index i itself.
     """
 
     index: Affine

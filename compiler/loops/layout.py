@@ -112,7 +112,7 @@ def strides(
 ) -> tuple[tuple[int, ...], int]:
     """Return the stride of each factor and the size of the tensor, in elements.
 
-    Both include the halo, the padding and the rest of partial blocks.
+    Both include the halo, the padding and the unused part of partial blocks.
     """
     result: list[int] = []
     stride = 1

@@ -83,11 +83,11 @@ class For:
     loop, so that their positions are known at compile time; `unroll` does so for all tiles.
 
     A PARALLEL loop is at the top of its stage, next to other PARALLEL loops only. Several threads
-    call the stage, each for a range [lo, hi) of tiles. The range counts the tiles of the loop, with
-    two exceptions. If the body of the loop is only a PARALLEL loop over another axis, it counts the
-    tiles of this inner loop, over all tiles of the outer one. If the stage has several PARALLEL
-    loops at the top, it counts the tiles of the first one, and the call runs the same proportion of
-    the tiles of each other loop.
+    call the stage, each for a range [lo, hi) of tile numbers. These number the tiles of the loop,
+    with two exceptions. If the body of the loop is only a PARALLEL loop over another axis, they
+    number the tiles of this inner loop, continuing from one tile of the outer loop to the next. If
+    the stage has several PARALLEL loops at the top, they number the tiles of the first loop, and a
+    call that runs a quarter of these also runs a quarter of the tiles of each other loop.
     """
 
     axis: Axis
@@ -149,21 +149,21 @@ class Compute:
         partial: reduction axes whose unrolled points have separate accumulators, which are combined
             at the end.
         order: the order in which the points of the tile are emitted.
-        skip_padding: whether points that always read padding are dropped.
+        skip_padding: whether no code is emitted for a load that always reads padding.
         store_vector: an unrolled axis along which the lanes are stored, after a transpose in
             registers; None to store along `vector`.
         prefetch: a distance in bytes. The innermost loop prefetches the weights at this distance
             after the weights that it loads, because hardware prefetchers stop at each 4 KiB page.
-        passes: the surrounding loops, outermost first, in which the innermost loop reads the same
-            `prefetch` bytes of weights again. Each pass prefetches a part of the next `prefetch`
-            bytes, so that all of them are in the cache when they are read.
-        dot: the unrolled reduction axis of a dot-product instruction (VNNI, SDOT). Its tiles fill
-            32 bits (4 int8 or 2 bfloat16 elements), or 64 bits for instructions that multiply
-            matrices (`smmla`). The elements of a group are contiguous in memory; the last tile may
-            be partial. Without a combiner, the elements are only packed into such groups.
-        rows: the unrolled axis of the rows in tile registers (AMX). The columns of these registers
-            are the lanes, and their sums run along `dot`. The step of the innermost `reduce` loop
-            is then the depth of a tile register.
+        passes: surrounding loops, outermost first, each iteration of which reads the same panel of
+            `prefetch` bytes of weights (a pass). Each pass then prefetches a part of the next
+            panel, so that all of it is in the cache when it is read. Empty if there are none.
+        dot: the unrolled reduction axis of a dot-product instruction (VNNI, SDOT). A tile of this
+            axis is a dot-product group: 32 bits of elements (4 int8 or 2 bfloat16), or 64 bits for
+            instructions that multiply matrices (`smmla`), adjacent in memory. The last group may be
+            partial. Without a combiner, the Compute only packs elements into such groups.
+        rows: the unrolled axis of the rows in tile registers (AMX); None without them. The columns
+            of these registers are the lanes of `vector`. Their sums run along `dot`, and the step
+            of the innermost `reduce` loop is the depth of a tile register.
     """
 
     stores: tuple[Store, ...]
@@ -384,7 +384,7 @@ def _parts(compute: Compute) -> Iterator[Expr]:
 
 
 def expressions(compute: Compute) -> tuple[Expr, ...]:
-    """Return all expressions that a Compute evaluates or writes to."""
+    """Return the body, the initial value, and the target and value of each store of a Compute."""
     init = () if compute.init is None else (compute.init,)
     stores = (e for store in compute.stores for e in (store.target, store.value))
     return (compute.body, *init, *stores)

@@ -104,9 +104,9 @@ def _quarter_turns(
         parts: summands of x 2**-scale, the largest first.
         width: the number of bits of each piece of 2/pi.
         reach: the exponent of the largest possible argument, which is below 2**reach.
-        bits: the number of bits of 2/pi to use: `reach`, then 62 bits, because a float64 is never
-            closer than 2**-62 to a multiple of pi / 2, then 54 bits for the digits of r (float32:
-            30, then 30).
+        bits: the number of bits of 2/pi to use. It is at least a sum of three numbers: `reach`; 62
+            bits, because a float64 is never closer than 2**-62 to a multiple of pi / 2; and 54 bits
+            for the digits of r. For float32, the last two numbers are 30 and 30.
         scale: the exponent by which the parts are scaled down.
     """
     products: list[tuple[int, Expr]] = []

@@ -255,11 +255,11 @@ def _convolved(
 
 
 def _are_small(values: np.ndarray, group: int) -> bool:
-    """Whether the groups of a convolution are so small that float32 is faster than integers.
+    """Whether a grouped convolution has so few channels per group that float32 is faster.
 
-    The integers need a second convolution for the sums of the windows. float32 ran at 3 times the
-    speed of integers for 32 groups of 8 by 8 channels, and at 0.6 times their speed for 16 groups
-    of 16 by 16.
+    `values` are the weights, and `group` is the number of groups. With integers, the sums of the
+    windows need a second convolution. float32 ran at 3 times the speed of integers for 32 groups of
+    8 by 8 channels, and at 0.6 times their speed for 16 groups of 16 by 16.
     """
     return bool(min(len(values) // group, values.shape[1]) < _LEAST_GROUP)
 
@@ -268,8 +268,8 @@ def _has_faster_floats(conv: Node, values: np.ndarray, group: int) -> bool:
     """Whether a convolution is faster in float32 than with pairs of 16-bit integers.
 
     This is the case if Winograd's algorithm applies: a 3x3 convolution with pairs ran at 0.64 times
-    the speed of Winograd's algorithm in float32. It is also the case for groups of one channel,
-    which cannot form pairs. Other convolutions with pairs ran at 1.4 to 1.8 times the speed of
+    the speed of Winograd's algorithm in float32. It is also the case for a grouped convolution with
+    one input channel per group, which has no pairs. Other convolutions with pairs ran at 1.4 to 1.8 times the speed of
     float32.
     """
     window = values.shape[2:]

@@ -71,8 +71,8 @@ def function_of(
     """Return a tensor and nodes that compute `last` from it as an elementwise function.
 
     The tensor has one of the types in `stored`. The nodes are in topological order and end with
-    `last`. A lookup in a table counts as one of the nodes. The result is None if the node does not
-    compute such a function.
+    `last`; lookups in tables may be among them. The result is None if `last` is not an elementwise
+    function of one such tensor.
     """
     shape = rewriter.shape(last.outputs[0])
     order: dict[str, Node] = {}
@@ -124,7 +124,8 @@ def _is_plain(rewriter: Rewriter, node: Node, shape: tuple[int, ...]) -> bool:
 def _is_tensor(rewriter: Rewriter, value: str, shape: tuple[int, ...]) -> bool:
     """Whether a value is a constant 8-bit tensor of the given shape and more than one element.
 
-    A table is applied to such a tensor at compile time.
+    `function_of` accepts such a tensor as the operand of a function, although it is a constant. The
+    function is then evaluated at compile time.
     """
     kind = rewriter.type(value)
     known = rewriter.array(value) is not None

@@ -97,8 +97,9 @@ def optimise(
         without: names of passes that do not run.
         factor: maps a stored integer type to the type in which the target multiplies it, or to None
             if the target does not multiply it as an integer.
-        stored: the type in which the pass `mixed_precision` stores values, except in bodies. A
-            graph whose products all have one 16-bit float type keeps that type.
+        stored: the type in which the pass `mixed_precision` stores values; float32 omits the pass.
+            Bodies of control flow do not use it. A graph, or body, whose products all have factors
+            of one 16-bit float type uses that type instead.
         repeated: whether the graph is the body of a loop, as for the pass `mixed_precision`.
 
     Raises:

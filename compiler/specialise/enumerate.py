@@ -107,9 +107,10 @@ def _tried(
     facts: SegmentGuard,
     values: Mapping[str, Array],
 ) -> ModelSegment[P] | None:
-    """Compile a segment; return None if a range was split instead.
+    """Compile the segment for a guard; return None if no program serves all sizes of the guard.
 
-    A split changes the guards, so that the caller must determine the segments again.
+    The boundary `cut` then has a new split point of a range, for example, so that the caller must
+    determine the guards again.
 
     Raises:
         OutOfMemoryError: if memory does not suffice to compile the segment.
@@ -175,14 +176,14 @@ def _too_many(count: int) -> InvalidArgumentError:
 
 
 def _own(crossing: LiveIn) -> tuple[str, ...]:
-    """The names of a live-in's elements, if these elements are sizes; otherwise empty."""
+    """Names of a live-in's elements, such as `count_0`, if the elements are sizes; else empty."""
     if not crossing.deciding or crossing.dtype.numpy.kind not in "iu" or not _count(crossing):
         return ()
     return tuple(f"{crossing.label}_{k}" for k in range(_count(crossing)))
 
 
 def _count(crossing: LiveIn) -> int:
-    """The number of elements of a shape-determining live-in, whose shape must be fixed."""
+    """Return the number of elements of a live-in, whose shape must be fixed."""
     return prod(dim for dim in crossing.dims if isinstance(dim, int))
 
 

@@ -84,7 +84,8 @@ class SegmentCompiler(Generic[P]):
         """Compile a new segment, and add it to the boundary before it.
 
         Returns None if no program serves all sizes of the guard. The boundary then has new split
-        points, or a reason why each combination of sizes needs its own program.
+        points, or a reason why each combination of sizes needs its own program (`cut.reason`). The
+        caller tries again with a narrower guard: a part of the range, or the sizes of the run.
 
         Args:
             cut: the boundary before the segment.

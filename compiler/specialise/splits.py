@@ -190,9 +190,9 @@ def _ends(
     """Yield the sizes at which to split ranges because of the condition in `error`.
 
     Each split point is a dimension and the first size of a new interval. A condition on several
-    sizes, such as a limit on their product, gets one split point per dimension. If all sizes are
-    below their split points, the result of the condition is constant, and one program serves them.
-    Each combination of larger sizes gets its own program.
+    sizes, such as a limit on their product, gets one split point per dimension. While all sizes are
+    below the split points of their dimensions, the condition has one result, and one program serves
+    them. Each combination of larger sizes gets its own program.
     """
     if point := turning_point(error.undecided):
         yield point[0].name, point[1]
@@ -224,13 +224,16 @@ def _narrower(
 ) -> Mapping[str, Dimension] | None:
     """Return narrower ranges in which the result of the condition in `error` is constant.
 
-    The result has the ranges that change, by dimension. For sizes of the model's inputs
-    (`cut.whole`), they contain the sizes of the run that needs the program (`exact`) if possible.
-    Otherwise only one range changes, and the new range is near these sizes. For sizes that the data
-    determine, the result has the ranges that contain the most sizes.
+    The result maps the name of each dimension that gets a narrower range to this range.
 
-    Returns None if no such ranges are found. For sizes that the data determine, the result is also
-    None if the condition is an equality, or if the boundary already has segments.
+    If the sizes are those of the model's inputs (`cut.whole`), the new ranges contain the sizes of
+    the run that needs the program (`exact`) if possible. Otherwise only one dimension gets a
+    narrower range, which excludes its size in `exact`.
+
+    If the data determine the sizes, the new ranges are those that contain the most sizes. The
+    result is then None if the condition is an equality, or if the boundary already has segments.
+
+    Returns None if no such ranges are found.
     """
     sizes = dict(exact.sizes)
     if not cut.whole and (cut.made or not is_dynamic(error.undecided)):

@@ -18,8 +18,8 @@ class Fail(CompilerError):
 
 
 class InvalidArgument(InvalidInputError, ValueError):
-    """The error for an input, an output name or an OrtValue that does not fit the model or
-    operation."""
+    """The error for an input or an output name that does not fit the model, or an OrtValue that
+    does not fit the called method."""
 
 
 class NoSuchFile(InvalidModelError):

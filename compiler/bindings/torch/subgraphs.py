@@ -141,10 +141,10 @@ class _Cutter:
                 yield each
 
     def users(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Yield the nodes that need the value of `node`, directly or by nodes in `repeated`.
+        """Yield the nodes that need the value of `node`, directly or through other nodes.
 
-        Each part computes the nodes in `repeated` for itself, so a part that uses one of them also
-        needs its arguments.
+        A user that each part computes for itself (`repeated`) counts, and the users of its result
+        count as well, because the parts that run them need `node` to compute it.
         """
         for each in node.users:
             yield each

@@ -98,8 +98,9 @@ def _sum(sign: str) -> Rule:
 def _spread(t: Translator, node: fx.Node, value: str, *operands: Any) -> str:
     """Broadcast `value`, one part of a complex result, to the result's shape if necessary.
 
-    In x + y with a real x, the imaginary part of the sum is that of y alone. It lacks the
-    dimensions that only x has, and is therefore expanded.
+    `operands` are the operands of the complex operator. In x + y with a real x, the imaginary part
+    of the sum is that of y alone. It lacks the dimensions that only x has, and is therefore
+    expanded.
     """
     shape = t.shape(node)
     for each in operands:
