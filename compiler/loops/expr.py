@@ -62,7 +62,7 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """Size in memory in bytes, including the halo, padding, and the unused part of partial blocks."""
+        """Size in bytes in memory, with the halo, padding and the unused part of partial blocks."""
         return strides(self.shape, self.layout, self.halo)[1] * self.dtype.bytes
 
     @property

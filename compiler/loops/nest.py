@@ -156,7 +156,7 @@ class Compute:
             after the weights that it loads, because hardware prefetchers stop at each 4 KiB page.
         passes: surrounding loops, outermost first, each iteration of which reads the same panel of
             `prefetch` bytes of weights (a pass). Each pass then prefetches a part of the next
-            panel, so that all of it is in the cache when it is read. Empty if there are none.
+            panel, so that all of it is in the cache when it is read. Empty without passes.
         dot: the unrolled reduction axis of a dot-product instruction (VNNI, SDOT). A tile of this
             axis is a dot-product group: 32 bits of elements (4 int8 or 2 bfloat16), or 64 bits for
             instructions that multiply matrices (`smmla`), adjacent in memory. The last group may be

@@ -269,8 +269,8 @@ def _has_faster_floats(conv: Node, values: np.ndarray, group: int) -> bool:
 
     This is the case if Winograd's algorithm applies: a 3x3 convolution with pairs ran at 0.64 times
     the speed of Winograd's algorithm in float32. It is also the case for a grouped convolution with
-    one input channel per group, which has no pairs. Other convolutions with pairs ran at 1.4 to 1.8 times the speed of
-    float32.
+    one input channel per group, which has no pairs. Other convolutions with pairs ran at 1.4 to 1.8
+    times the speed of float32.
     """
     window = values.shape[2:]
     steps = {*ints(conv.attrs, "strides", (1,)), *ints(conv.attrs, "dilations", (1,))}

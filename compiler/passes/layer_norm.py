@@ -88,9 +88,10 @@ def _trailing_axis(reduce: Node, rank: int) -> int | None:
 def _with_operand(rewriter: Rewriter, node: Node, count: int) -> str | None:
     """Add a scale or a bias to the layer_norm that computes an operand of `node`.
 
-    `node` multiplies the layer_norm by a constant, the scale, if `count` is 1. It adds a constant,
-    the bias, if `count` is 2. Returns the name of the new layer_norm; None if the layer_norm
-    already has this operand, or if the constant does not have a suitable shape.
+    `count` is 1 if `node` multiplies the layer_norm by a constant, the scale, and 2 if it adds a
+    constant, the bias. The layer_norm may have at most `count` operands so far. Returns the name of
+    the new layer_norm; None if the layer_norm has more operands, or if the constant does not have a
+    suitable shape.
     """
     for value, other in (node.inputs, node.inputs[::-1]):
         norm, array = rewriter.producer(value, "layer_norm"), rewriter.array(other)

@@ -210,9 +210,9 @@ def weight_of(rewriter: Rewriter, value: str) -> Weight | None:
 
 
 def _integers(rewriter: Rewriter, value: str) -> np.ndarray | None:
-    """The elements of a constant int32 value, computed if the value is `int32(w) - v` of constants.
+    """The elements of an int32 value that is a constant, or computed from constants.
 
-    Returns None if the value is not constant.
+    Only casts and subtractions, as in `int32(w) - v`, are computed. Returns None for other values.
     """
     array = rewriter.array(value)
     if array is not None:

@@ -89,9 +89,9 @@ def _note(
 ) -> None:
     """Record that no program serves the sizes of a guard, as `error` shows.
 
-    A range is split if the error names a condition that depends on sizes. Otherwise, the boundary
-    records the error, so that each combination of sizes gets its own program. `facts` is the guard,
-    and `exact` has the sizes of the run that needs the program.
+    If the error names a condition that depends on sizes, a range is split where its result changes.
+    Otherwise, the boundary stores the error, so that each combination of sizes gets its own
+    program. `facts` is the guard, and `exact` has the sizes of the run that needs the program.
     """
     match error:
         case DynamicSizeError() if _split(cut, facts, exact, error):

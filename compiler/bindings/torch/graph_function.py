@@ -90,10 +90,10 @@ class _Program:
         return True
 
     def serves(self, arguments: list[Any]) -> bool:
-        """Return whether all index arguments are in bounds, so that the compiled program may run.
+        """Return whether no argument has an index out of bounds, so that this program may run.
 
-        `arguments` are all arguments of the call. For indices out of bounds, PyTorch runs the
-        graph.
+        `arguments` are all arguments of the call; only tensors whose elements are used as indices
+        are checked. If the result is false, PyTorch runs the graph.
         """
         return all(
             are_within(arguments[place], bounds)
