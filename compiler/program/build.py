@@ -130,8 +130,8 @@ def _naming(operators: Sequence[str]) -> Iterator[None]:
 def kernel_spec(kernel: Kernel, code: KernelCode, workload: Workload) -> KernelSpec:
     """Return the interface of a kernel: its symbols, buffers and dynamic sizes.
 
-    Input and output buffers have the shapes and layouts of the workload's boundaries. Weights have
-    the shapes and layouts in which the kernel reads them packed.
+    Input and output buffers have the shapes and layouts of the workload's boundaries. Buffers of
+    weights have the shapes and layouts of the packed weights.
 
     Raises:
         ScheduleError: if a size in the interface depends on a dynamic dimension that is in no loop

@@ -306,7 +306,7 @@ def _over_limit(total: int, limit: int) -> CompilerError:
 
 
 def _is_expanded(tree: KernelTree) -> bool:
-    """Whether the packed weights are larger than the weights, as for Winograd and Strassen."""
+    """Whether an algorithm such as Winograd or Strassen transforms and enlarges the weights."""
     return any(buffer.einsum for buffer in weights_of(tree))
 
 
@@ -320,6 +320,8 @@ def _memory(plan: GraphPlan, shared_bytes: SharedBytes) -> tuple[MemoryPlan, tup
     A slot is a block of the arena whose offset is computed at run time. With slots, the offsets in
     the plan are formulas over the starts of slots. A plan of fixed sizes has integer offsets and no
     slots.
+
+    `shared_bytes` returns the sizes of the buffers that all threads of a step's kernel share.
     """
     if not plan.dimensions:
         return plan_memory(plan, shared_bytes), ()

@@ -49,9 +49,10 @@ def has_plain_ports(plan: GraphPlan) -> bool:
 def slice_of(batch: int, slices: Slices) -> int | None:
     """Return the number of samples per slice for a fixed batch; None if it should not be divided.
 
-    The result is a divisor of `batch`, so that all slices have the same size. It is the largest
-    divisor in the range of `slices`. If there is none, it is the smallest larger divisor up to
-    twice the maximum of `slices`.
+    `slices` states the minimum and the maximum number of samples per slice. A batch up to the
+    maximum is not divided. The result is a divisor of `batch`, so that all slices have the same
+    size: the largest divisor from the minimum to the maximum, or else the smallest divisor up to
+    twice the maximum. Without such a divisor, it is None.
     """
     most = slices.most({})
     if batch <= most:

@@ -170,9 +170,10 @@ def _stays_apart(workload: Workload, batch: Dimension) -> bool:
 
 
 def _depends(indices: Iterable[Affine], axis: Axis | None, batch: Dimension) -> bool:
-    """Whether any index depends on the batch position or on the batch size.
+    """Whether any of the indices depends on the batch position or on the batch size.
 
-    `axis` is the output axis of the batch, if there is one.
+    The batch position is the index on `axis`, the batch axis of the output. If the output has no
+    batch axis (None), only the batch size matters.
     """
     return any(axis in at.axes() or batch in dimensions(*dynamic_sizes(at)) for at in indices)
 

@@ -67,7 +67,7 @@ class DeviceFacts(JsonValue):
         cores: number of logical cores that this process may run on.
         physical_cores: number of physical cores of the machine.
         memory_bytes: size of main memory.
-        governor: the clock governor of the first core.
+        governor: the clock governor of the core, such as `performance`.
         caches: the caches of one core.
         processor: identifier of the core as the CPU reports it: vendor, family, model and stepping
             (`GenuineIntel-6-85-4`), implementer and part (`0x41-0xd0c`), or microarchitecture,

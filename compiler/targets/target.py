@@ -266,16 +266,18 @@ class Target(JsonValue):
         return any(self.dot(x, y, DType.INT32, lanes) for x in both for y in both)
 
     def factor(self, stored: DType) -> DType | None:
-        """Return the type to which stored integers are converted before multiplication.
+        """Return the type to which the first factor of an integer product is converted.
 
-        For a stored 8-bit type, the other factor is int8. The result is `stored` if a dot-product
+        `stored` is the type of the first factor in memory: int8, uint8, int16 or uint16.
+
+        For an 8-bit type, the second factor is int8. The result is `stored` if a dot-product
         instruction multiplies `stored` by int8. Otherwise, it is the 8-bit type that an instruction
-        multiplies by int8. If no instruction does, the result is int16 if that is faster than
-        float32 (`DotInstruction.for_bytes`), and the other factor is int16 as well. If it is not
-        faster, the result is `stored`.
+        multiplies by int8. If no instruction multiplies 8-bit types, the result is int16 if that is
+        faster than float32 (`DotInstruction.for_bytes`), and the second factor is converted to
+        int16 as well. If it is not faster, the result is `stored`.
 
-        For a stored 16-bit type, the result is int16 if an instruction adds products of int16 to
-        int32 sums. Otherwise, it is None: float32 is then as fast.
+        For a 16-bit type, the result is int16 if an instruction adds products of int16 to int32
+        sums. Otherwise, it is None: float32 is then as fast.
         """
         lanes, (unsigned, signed) = self.lanes(DType.INT32), (DType.UINT8, DType.INT8)
         pair = self.dot(DType.INT16, DType.INT16, DType.INT32, lanes)

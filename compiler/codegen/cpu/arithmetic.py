@@ -40,8 +40,8 @@ _BITWISE = (Operation.SELECT, Operation.NEG, Operation.ABS)
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
     """Emit an operation on values of one type, and return its result.
 
-    Scalars are broadcast if another argument is a vector. The remainder of floats and DOT are not
-    accepted, because they take several operations: see `operations.apply`.
+    Scalars are broadcast if another argument is a vector. The operation DOT, and REM of floats, are
+    not accepted: they take several instructions, which `operations.apply` emits.
     """
     lanes = max([a.lanes for a in args])
     values = args if lanes == 1 else tuple([emitter.splat(a, lanes) for a in args])
@@ -127,10 +127,11 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
 
 
 def _note_added(emitter: Emitter, result: Value, a: Value, b: Value) -> None:
-    """Record that `result` is a rounded float plus a constant, for later simplifications.
+    """Record that `result` is a rounded number plus a constant, for later simplifications.
 
     `a` and `b` are the operands of the addition. Nothing is recorded unless one of them is a
-    constant, and the other a rounded float or an 8-bit integer that was rounded from a float.
+    constant, and the other a float that was rounded to a whole number, or an 8-bit integer that was
+    rounded from a float.
     """
     if a.const is not None:
         a, b = b, a

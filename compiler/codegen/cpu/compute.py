@@ -1,8 +1,9 @@
 """Lowering of one `Compute`: a tensor expression over a register tile.
 
-The unrolled axes have constant values during code generation, and code is emitted for each of their
-points separately. The generator thus skips points in padding and zeros of constant matrices, and
-emits narrower tiles at the end of an axis, without code paths for these cases.
+The unrolled axes have constant values during code generation, and code is emitted separately for
+each combination of their values (a point). The generator thus skips points in padding and zeros of
+constant matrices, and emits narrower tiles at the end of an axis, without code paths for these
+cases.
 """
 
 from __future__ import annotations

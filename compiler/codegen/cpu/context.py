@@ -81,7 +81,7 @@ class RegisterBudget:
     Attributes:
         registers: the number of vector registers of the target.
         accumulators: the number of registers that hold accumulators.
-        factors: the number of registers that hold four scalar factors each (`quads`).
+        factors: the number of registers that hold four scalar factors each (module `quads`).
     """
 
     registers: int

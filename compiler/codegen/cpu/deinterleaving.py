@@ -49,10 +49,10 @@ def paired_vectors(points: Sequence[Point], access: Access) -> dict[Place, Place
 
 
 def load_offsets(points: Sequence[Point], access: Access) -> dict[int, int]:
-    """Find better load offsets for vectors whose lanes are every second element.
+    """Return from where to load vectors whose lanes are every second element of memory.
 
-    Return a map from the byte offset of such a vector to the byte offset from which to load it. The
-    load is twice as long as the vector. It reads no memory before the first or after the last
+    The result maps the byte offset of such a vector to the byte offset at which its load begins.
+    The load is twice as long as the vector. It reads no memory before the first or after the last
     element that the register tile reads.
 
     For example, elements 1 and 3 are loaded as 0 1 | 2 3, so that the wanted ones are in the same

@@ -1,8 +1,8 @@
 """Evaluation of tensor expressions at the points of a register tile.
 
-A point is one index per unrolled axis. The expression tree is the same at every point. It is walked
-once, and each load's access is found once; the result is a list of steps. At each point, only these
-steps are executed.
+A point is one index per unrolled axis. The expression tree is the same at every point. The
+generator therefore converts the tree to a list of steps once, and executes these steps at each
+point.
 """
 
 from __future__ import annotations

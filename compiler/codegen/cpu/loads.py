@@ -274,8 +274,8 @@ def place_at(
 ) -> LoadSite:
     """Return a description of the load at byte offset `offset`, with the loop depth of its code.
 
-    Loads from tensors that the stage does not write are hoisted out of loops while registers are
-    available.
+    A vector has `active` lanes in use. Loads from tensors that the stage does not write are hoisted
+    out of loops while registers are available.
     """
     emitter, base, name = context.emitter, access.base, access.tensor.name
     depth, tag = emitter.depth, ""

@@ -236,10 +236,10 @@ def _is_block(full: int) -> bool:
 
 
 def _has_rests(extent: int, step: int, tail: Tail) -> bool:
-    """Return whether the full tiles may be followed by a tile that repeats its last row.
+    """Return whether the full tiles may be followed by a narrower tile that repeats its last row.
 
-    This is the case for an axis of dynamic extent with `Tail.REPEATED`. An axis of at most two full
-    tiles (`_FEW_TILES`) is divided in another way, so the result is false.
+    This is the case for an axis of dynamic extent with `Tail.REPEATED`. The exception is an axis
+    whose largest extent has one or two full tiles, which `_repeated_segments` divides.
     """
     return tail is Tail.REPEATED and is_dynamic(extent) and not _is_block(extent // step)
 
@@ -397,10 +397,10 @@ def _carrying_bits(
     *,
     may_be_empty: bool,
 ) -> list[Value]:
-    """Emit a run-time loop, as `Emitter.loop` does, that carries 16-bit floats as uint16.
+    """Emit a run-time loop, as `Emitter.loop` does, that carries some 16-bit floats as uint16.
 
-    This applies to types for which the target has no instructions. Other values are carried
-    unchanged.
+    These are the floats of types that the target has no instructions to convert. Other values are
+    carried unchanged.
     """
     types = [value.dtype for value in carried]
 
@@ -445,7 +445,7 @@ def tile_body(
     Args:
         context: the state of code generation for the stage.
         axis: the axis of the tiles.
-        outer: the range of the axis around the loop.
+        outer: the range of the axis that the loop divides into tiles.
         segment: the segment.
         body: emits one tile; takes the carried values before it, and returns those after it.
         clipped: whether the loop runs only over tiles whose loads are in bounds.

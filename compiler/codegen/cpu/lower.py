@@ -265,7 +265,7 @@ def _parallel_tile(
     Args:
         context: the state of code generation for the stage.
         loop: the parallel loop.
-        outer: the range of the axis around the loop.
+        outer: the range of the axis that the loop divides into tiles.
         segment: the segment that contains the tile.
         first: the number of the segment's first tile.
         inner: the nested parallel loop, if any.

@@ -166,8 +166,8 @@ class MatrixTile:
             points: the points of the register tile.
 
         Raises:
-            ScheduleError: if vectors have more than four sums, or elements of a group are not
-                adjacent.
+            ScheduleError: if vectors have more than four sums, or the elements of a dot-product
+                group are not adjacent in memory.
         """
         for load in (self._left, self._right):
             access = accesses[load]

@@ -54,7 +54,7 @@ def greedy_points(
     depth: int,
     beside: Callable[[Access, bool], Mapping[Place, Place]],
 ) -> list[Point]:
-    """Order points so that each point needs the fewest loads that earlier points did not need.
+    """Order points so that each point needs as few loads as possible that earlier ones did not.
 
     Ties keep the program order. For GEMM, the result is an outer product; for a depthwise
     convolution, each pixel is read once and contributes to several sums.
@@ -65,8 +65,9 @@ def greedy_points(
             are not counted.
         depth: the depth of the innermost loop.
         beside: finds vectors that one instruction loads together. It takes an access, and whether
-            this is the only one that loads inside the loop. It returns a map from the place of each
-            pair's second vector to that of its first. Such a pair counts as one load.
+            this is the only one that loads inside the loop. It returns a map from the place
+            (`Access.place`: the address as a key) of each pair's second vector to that of its
+            first. Such a pair counts as one load.
     """
     inner = [
         access

@@ -51,9 +51,10 @@ def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..
 
 
 def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> None:
-    """Record that `result` is a rounded float `x` plus an integer; `nearest` uses the record.
+    """Record that `result` is `x + added`, for `nearest`.
 
-    Nothing is recorded if `x` is not a rounded float, or `added` is not a small integer constant.
+    Nothing is recorded unless `x` is a float that was rounded to a whole number, and `added` a
+    small integer constant.
     """
     source, number = emitter.rounded.get(x.name), added.const
     if source is None or number is None or not abs(number) <= _FARTHEST:
@@ -65,18 +66,19 @@ def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> Non
 def note_above(emitter: Emitter, result: Value, number: Value, x: Value) -> None:
     """Record that `result` is the comparison `number < x`; `note_floor` uses the record.
 
-    Nothing is recorded unless `number` is a constant and `x` a rounded float.
+    Nothing is recorded unless `number` is a constant, and `x` a float that was rounded to a whole
+    number.
     """
     if number.const is not None and x.name in emitter.rounded:
         emitter.above[result.name] = x.name, number.const
 
 
 def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: Value) -> None:
-    """Record that `result` is the maximum of a rounded float and an integer.
+    """Record that `result` is the maximum of a float `x` and an integer `number`, for `limited`.
 
-    `limited` uses the record. `result` is a selection: `x` where the condition `above` is true,
-    `number` elsewhere. Nothing is recorded unless `x` is a rounded float, `number` an integer
-    constant, and `above` the comparison `number < x`.
+    `result` is a selection: `x` where the condition `above` is true, `number` elsewhere. Nothing is
+    recorded unless `x` was rounded to a whole number, `number` is an integer constant, and `above`
+    is the comparison `number < x`.
     """
     limit = number.const
     if limit is None or emitter.above.get(above.name) != (x.name, limit):

@@ -1,9 +1,9 @@
 """Loads and stores of vectors as several contiguous runs of lanes, one instruction per run.
 
 They are used on targets that process several vector registers together, as one long vector
-(`Family.joined`, RISC-V). The lanes of a long vector may lie in several blocks of channels. They
-may also fill only a part of the registers, such as one and a half; a mask for this would occupy a
-register.
+(`Family.joined`, RISC-V). The lanes of a long vector may lie in several blocks of a layout such as
+`NCHW8c`. They may also fill only a part of the registers, such as one and a half; a mask for this
+would occupy a register.
 """
 
 from __future__ import annotations
