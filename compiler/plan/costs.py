@@ -122,8 +122,8 @@ def _node_flops(node: Node, graph: Graph) -> int:
 def bytes_read(workload: Workload) -> int:
     """Return the bytes that a kernel reads: each input once, as stored.
 
-    If an input is only the table of gathers, the number of its bytes is limited to the rows that
-    the gathers read.
+    An input that is only the table of `gather` operators counts at most as many bytes as these
+    operators return.
     """
     total = 0
     for name, boundary in zip(workload.graph.inputs, workload.inputs, strict=True):

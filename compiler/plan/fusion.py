@@ -166,10 +166,10 @@ class _Fusion:
         return accepted
 
     def _narrow(self, epilogue: list[Node]) -> list[Node]:
-        """Return the epilogue without the dequantisation at its end, if every reader can apply it
-        instead.
+        """Remove the dequantisation at the end of an epilogue if every reader can apply it instead.
 
-        The removed nodes become available to the readers' groups.
+        Return the remaining nodes, or the whole epilogue if some reader cannot. Removed nodes are
+        in no group until a reader's group takes them.
         """
         if not epilogue:
             return []

@@ -5,8 +5,9 @@ dimension is therefore divided after 1, 16 and 128. These split points are the s
 so that models with different ranges share pieces and their keys. A piece with a single size is the
 workload of a model with that fixed size.
 
-Only workloads with products are divided; for others, one kernel is best at all sizes. If tuning
-selects the same schedule for neighbouring pieces, `merged` combines them into one kernel.
+Only workloads with a contraction (matrix product, convolution), a window (pool) or an attention are
+divided; for others, one kernel is best at all sizes. If tuning selects the same schedule for
+neighbouring pieces, `merged` combines them into one kernel.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class RangePiece:
     """One piece of a workload whose range of sizes is divided.
 
     Attributes:
-        box: the range of each dimension of the whole workload.
+        box: for each dynamic dimension of the whole workload, the interval that the piece covers.
         workload: the workload for the sizes in `box` only.
         positions: for each dynamic dimension of `workload`, in order, its position in `box`.
     """
@@ -119,7 +120,8 @@ def boxes(workload: Workload) -> tuple[Box, ...]:
 
     A box has one interval per dimension. The dimension with the largest ratio of its largest to its
     smallest size is divided at all split points, others only after size one. A dimension is not
-    divided if there would be more than `MOST` boxes. A workload without products has a single box.
+    divided if there would be more than `MOST` boxes. A workload has a single box if it has no
+    contraction, window or attention.
     """
     whole = workload.dimensions
     if not any(ops.get(node.op).kind in _CUT for node in workload.graph.nodes):
@@ -154,10 +156,10 @@ def pieces(workload: Workload) -> tuple[RangePiece, ...]:
 
 
 def merged(parts: Sequence[tuple[Box, T]], same: Callable[[T, T], bool]) -> _Tree[T]:
-    """Build a decision tree that selects a piece by its sizes.
+    """Build a decision tree that selects a box, and the value of that box, by sizes.
 
-    `parts` has the box and the value of each piece, in the order of `boxes`. Neighbouring pieces
-    become one leaf if `same` is true for their values.
+    `parts` has each box with its value (for example, a schedule), in the order of `boxes`.
+    Neighbouring boxes become one leaf if `same` is true for their values.
     """
     return _merged(list(parts), 0, same)
 

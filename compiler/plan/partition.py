@@ -407,9 +407,9 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class _Relayout:
-    """The key of a copy in another layout, which all readers that need the layout share.
+    """Identifies the copy of a value in another layout. All readers that need this layout share it.
 
-    With `dense`, the copy has no halo.
+    If `dense` is true, the copy has no halo.
     """
 
     value: str

@@ -133,8 +133,9 @@ class BranchStep:
 
 @dataclass(frozen=True, slots=True)
 class RefusalStep:
-    """A step that ends the run with the error `message`. It is the body of a branch that must not
-    be selected.
+    """A step that ends the run with the error `message` (operator `refuse`).
+
+    It occurs in the body that a branch runs for invalid inputs. No value is written to `output`.
     """
 
     message: str
@@ -199,7 +200,8 @@ class Growth:
         output: name of the graph's output.
         before: number of rows of the caller's input array.
         after: number of rows of the caller's output array.
-        room: the dimension by which the buffers are longer than the caller's arrays.
+        room: the dimension whose size is the number of unused rows: each buffer has this many rows
+            more than the caller's array.
     """
 
     input: str
@@ -333,9 +335,9 @@ class GraphPlan:
         return labels_of(self._declaring_node(port))
 
     def part_of(self, output: str) -> str | None:
-        """Return the name of the output list to which a graph output belongs as an item.
+        """Return the name of the list that the model returns with a graph output as an element.
 
-        The result is None for an output that is not part of a list.
+        The result is None for an output that is not an element of a list.
         """
         return list_of(self._declaring_node(output))
 

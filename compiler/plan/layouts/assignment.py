@@ -84,10 +84,10 @@ class Assignment:
             self._connect(value, makers.get(value), readers)
 
     def solve(self) -> list[int]:
-        """Choose an option for each group, so that the total cost is low.
+        """Return the index of the option chosen for each group, in the order of the groups.
 
-        Return the indices of the options in `Assignment.options`, in the order of the groups.
-        `Pbqp.solve` makes the choice.
+        The indices refer to `Assignment.options`. The total cost is the least possible, or near it
+        for graphs that `Pbqp.solve` cannot solve exactly.
         """
         return self._problem.solve()[: len(self._groups)]
 

@@ -243,8 +243,8 @@ class Options:
     def _reduction(self, group: Group, anchor: Node) -> list[Option]:
         """Return the options of a reduction.
 
-        A reduction over spatial dimensions only may read channels as vector lanes. All others read
-        their operand row-major.
+        A reduction that keeps the batch and the channels may read any layout of its operand. All
+        others read their operand row-major.
         """
         x = _operand(group, anchor.inputs[0])
         rank = len(self._graph.types[x].shape)

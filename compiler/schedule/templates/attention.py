@@ -100,8 +100,9 @@ def _lowers(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 def _fits(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     """Whether a register tile fits the target.
 
-    Registers must hold the tile, a panel's row and one broadcast factor, and at least half of them
-    must be used. A block of rows must have fewer than twice the rows of a segment.
+    Vector registers must hold the sums of the tile, a panel's row and one broadcast factor. The
+    sums must fill at least half of all registers, unless the tile has all rows. A block of several
+    tiles must have fewer than twice the rows of a segment.
     """
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     registers, rows = mode.target.vector_registers, extent(found.rows)

@@ -111,8 +111,8 @@ class Contraction:
         """Return the same contraction, reduced in steps of a matrix instruction such as `smmla`.
 
         The result is None if the target has no such instruction for these types, or if the channels
-        do not fill its groups. It is also None if no two rows share the streamed operand, or if
-        this operand is not a packed weight.
+        do not fill the groups of adjacent channels that it multiplies. It is also None if no two
+        rows share the streamed operand, or if this operand is not a packed weight.
         """
         group, tile = 2 * self.group, self.tile
         types = self.broadcast.dtype, self.streamed.dtype, self.problem.reduction.dtype
@@ -162,10 +162,11 @@ class Contraction:
     def registers(self, target: Target, tile: int, vectors: int) -> int:
         """Return the number of vector registers for a tile of `tile` rows by `vectors` vectors.
 
-        They hold the sums, one row of the panel, and one broadcast factor. If the target has no
-        dot-product instruction for the types, each factor needs registers for two halves, and the
-        product needs one more register. The product also needs one if the instruction does not add
-        to an accumulator.
+        They hold the sums, one row of the panel, and one broadcast factor. For matrix instructions,
+        a row of the panel takes twice as many registers. Dot-product groups need more registers in
+        two cases: twice as many for the factors and one for the product if the target has no
+        dot-product instruction for the types; one for the product if the instruction does not add
+        it to an accumulator.
         """
         if self.group == 1:
             return tile_registers(target, tile, vectors, self.registers_per_vector)
@@ -206,10 +207,10 @@ class Contraction:
         return target.dot(left, right, sums, lanes) or target.dot(right, left, sums, lanes)
 
     def operations(self, target: Target) -> int:
-        """Return the number of instructions to multiply one vector of channel groups by another.
+        """Return the number of instructions that multiply one vector by another and add to sums.
 
-        The result is 1 if the target has a dot-product instruction for the types, otherwise the
-        number of channels in a group.
+        Each lane of these vectors is a dot-product group of `group` adjacent channels. The result
+        is 1 if the target has a dot-product instruction for the types, otherwise `group`.
         """
         return self.group // self.products_at_once(target)
 
@@ -364,9 +365,10 @@ def _group(
 
 
 def _moves_in_groups(load: Load, lanes: Axis, channel: Axis) -> bool:
-    """Whether an operand that is not a weight can be packed into groups of channels.
+    """Whether an operand that is not a weight can be packed into dot-product groups.
 
-    Its elements must be contiguous along the lanes or along the channels.
+    Such a group consists of adjacent channels. The operand's elements must be contiguous along the
+    lanes or along the channels.
     """
     if load.tensor.layout.factors or needs_padding(load):
         return False
@@ -489,8 +491,8 @@ def needs_static_taps(found: Contraction) -> bool:
 def can_stream_unpacked(found: Contraction) -> bool:
     """Whether the streamed operand can be read in place, contiguously along the lanes.
 
-    The result is False for operands of dot-product instructions. Their groups are packed once,
-    because building them for every tile would cost more.
+    The result is False for operands of dot-product instructions. Their groups of adjacent channels
+    are packed once, because building the groups for every tile would cost more.
     """
     panel = found.panel
     if panel is None or panel.tensor.role is not Role.INPUT or found.group > 1:

@@ -260,8 +260,10 @@ def reduction_tiles(
     unrolls.
 
     The loops are ordered from the outermost to the innermost. If channels are stored in blocks, the
-    order is: block, window, channel in the block. Otherwise it is: channel, window. `unroll` counts
-    groups of channels. `static_taps` unrolls the last axis of the window.
+    order is: block, window, channel in the block. The dot-product groups of a convolution without
+    blocks count as blocks. In all other cases, the order is: channel, window. `unroll` counts
+    dot-product groups (single channels without such groups). `static_taps` unrolls the last axis of
+    the window.
     """
     reduce: list[Tile] = []
     block, group = found.channel_block, found.group
@@ -331,7 +333,7 @@ def _panel_factors(found: Contraction, load: Load, dim: int, width: int) -> tupl
     """Return the layout of a weight in panels.
 
     From the outermost to the innermost dimension: batch, panels, channel blocks, window, channels,
-    the lanes of a panel, and the channels of a group.
+    the lanes of a panel, and the channels of a dot-product group.
     """
     others = [d for d in range(len(load.index)) if d != dim]
     channel = next((d for d in others if found.channel in load.index[d].axes()), None)

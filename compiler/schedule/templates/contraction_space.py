@@ -141,7 +141,10 @@ def knobs_of(found: Contraction, mode: Mode) -> tuple[Knob, ...]:
 
 
 def _groups(found: Contraction) -> int:
-    """Return the number of groups of channels: the limit of the knob `unroll`."""
+    """Return the number of dot-product groups in a block of channels: the limit of `unroll`.
+
+    Without blocks, all channels count; without groups, each channel counts.
+    """
     return -(-(found.channel_block or found.channel.extent) // found.group)
 
 
@@ -255,7 +258,7 @@ def default_schedule(
 
     It has the best score of all valid combinations of tile, vectors, order, split and products. The
     score falls with work in partial tiles, with idle threads, and with loads per multiplication. If
-    `panels_alone` is true, only the outermost loop is divided among the threads.
+    `panels_alone` is true, the score assumes that the threads divide only the outermost loop.
     """
     values, target = {knob.name: knob.values for knob in knobs}, mode.target
     lanes = target.lanes(DType.FLOAT32)
@@ -328,9 +331,10 @@ def rows_schedule(
 ) -> Schedule | None:
     """Return a schedule of `algorithm` for any number of rows of a product with weights.
 
-    The result is None for other contractions. The threads divide the rows if there are enough of
-    them, otherwise the panels. `order` overrides this choice. The tile and the panels are chosen
-    for an unlimited number of rows. A schedule for a fixed number of rows is up to a tenth faster:
+    The result is None for other contractions. If `order` is None, the threads divide the rows if
+    the workload's typical number of rows keeps all threads busy, otherwise the panels. Any other
+    `order` is the value of the knob `order`. The tile and the panels are chosen for an unlimited
+    number of rows. A schedule for a fixed number of rows is up to a tenth faster:
     less of its last tile is wasted, and its panels fit a nearer cache.
     """
     if found.window or found.outer or found.batch or not is_weight(found.panel):

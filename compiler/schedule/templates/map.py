@@ -44,8 +44,8 @@ def analyse(workload: Workload) -> Problem | None:
 
 
 def _is_wide(problem: Problem, lanes: int) -> bool:
-    """Whether an input is contiguous along another axis than the output, with at least four
-    elements.
+    """Whether an input is contiguous along another axis than the output, and this axis has at
+    least four elements.
 
     Tiles that are transposed in registers are then wide enough to be worthwhile.
     """
@@ -68,7 +68,8 @@ def _lowers(problem: Problem, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 def _default(problem: Problem, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule | None:
     """Return the default schedule.
 
-    The result is None if a vector along the output would cross the boundary of an operand's block.
+    The result is None if vectors along the output's contiguous axis would cross the blocks of a
+    tensor's layout.
     """
     wide = True in knobs[1].values
     # A long expression keeps the core busy without unrolling.

@@ -5,9 +5,9 @@ Each reduction in the expression is one pass, inner reductions first. Its result
 maximum of a row, stays in a register. The last pass computes the output from these results. Vector
 lanes run along the reduced axis if its elements are contiguous, otherwise along rows.
 
-A row that is one register tile is read once, and its passes share equal values. For a longer row,
-values that are costly to compute twice (softmax: e**(x - max)) are stored in the output while they
-are summed, and the last pass reads them from the output.
+A row that fits one register tile is read once, and all passes use the loaded elements. For a longer
+row, values that are costly to compute twice (softmax: e**(x - max)) are stored in the output while
+they are summed, and the last pass reads them from the output.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def _parts_of_rows(found: Strassen, panels: LoopSpec, tile: int, threads: int) -
 def _sums_tensor(found: Strassen, block: int | None) -> Tensor:
     """Return the tensor of the combinations of A's quadrants.
 
-    Without `block`, it has all rows and is shared by the threads. Otherwise, it has a block of
+    If `block` is None, the tensor has all rows and is shared by the threads. Otherwise, it has a block of
     `block` rows, and each thread has its own.
     """
     rows = (
@@ -471,9 +471,10 @@ def _added(
 ) -> Store:
     """Return the store that adds product `number` to an element of C.
 
-    The element is in row `row`, in block number `column` along the columns. `sign` is the product's
-    coefficient, and `users` are the numbers of all products that contribute to the element, in
-    order.
+    `row` is the element's row in the whole product, and `column` is the number of its block along
+    the columns. `sign` is the product's coefficient (1 or -1). `users` are the numbers of all
+    products that contribute to the element, in order: the first overwrites the element, and the
+    last applies the epilogue.
     """
     target = found.element(found.whole.problem.output, row, column)
     product = Accumulator(target.dtype)

@@ -180,8 +180,8 @@ class Strassen:
 
         Args:
             total: the finished sum.
-            row: the row in the whole product.
-            column: number of the block along the columns.
+            row: the index in the axis `cut` of the whole product.
+            column: number of the block along the columns; the axis `columns` counts within it.
         """
         here = reindex(self.whole.problem.epilogue, self._positions(row, column, 0))
         return substitute(here, {finished(self.whole.problem.reduction): total})
