@@ -217,7 +217,7 @@ def plan_summary(plan: GraphPlan) -> PlanSummary:
     """Summarise a plan: its operators, parameters, arithmetic, memory traffic and tasks.
 
     Tasks are sorted by cost, the most expensive first. Bodies of control flow are included. The
-    body of a loop counts once for each expected step.
+    body of a loop counts once for each expected iteration.
     """
     graph = plan.graph
     tasks = plan.tasks()

@@ -273,8 +273,8 @@ class _Partition:
                     self._places[slot.value] = self._places[value]
 
     def _accepts(self, value: str, wish: Demand) -> bool:
-        """Whether a group can read a value without a copy: its placement satisfies the demand
-        `wish`.
+        """Whether a group can read a value without a copy: the value's placement satisfies the
+        group's demand `wish`.
         """
         if value in self._graph.constants:
             return True

@@ -85,22 +85,22 @@ class NativeStep:
 
 @dataclass(frozen=True, slots=True)
 class LoopStep:
-    """A step that runs a body repeatedly, for a number of steps that is known only at run time.
+    """A step that runs a body in a loop, for a number of iterations known only at run time.
 
-    `inputs` (`compiler.ops.control.LoopForm`) are the number of steps, the condition for the first
-    step, the initial states, and the values that the body captures. All of them, and the body's
-    outputs, are row-major without a halo.
+    `inputs` (`compiler.ops.control.LoopForm`) are the number of iterations, the condition for the
+    first one, the initial states, and the values that the body captures. All of them, and the
+    body's outputs, are row-major without a halo.
 
     Attributes:
         body: the plan of the body.
-        decides: whether the first output of the body is the condition for another step.
-        states: number of the body's outputs that are passed to the next step; they follow the
+        decides: whether the first output of the body is the condition for another iteration.
+        states: number of the body's outputs that are passed to the next iteration; they follow the
             condition.
-        rows: positions of the body's outputs whose values of all steps are collected (scan
+        rows: positions of the body's outputs whose values of all iterations are collected (scan
             outputs).
-        most: maximum number of steps; None if unbounded.
-        expected: an estimate of the number of steps.
-        offsets: the byte offsets of the results in `output`.
+        most: maximum number of iterations; None if unbounded.
+        expected: an estimate of the number of iterations.
+        offsets: the byte offsets of the loop's results in `output`.
         inputs: names of the values that the step reads.
         output: name of the value that holds all results, one after the other.
     """
@@ -355,7 +355,7 @@ class GraphPlan:
 
         A workload whose range of sizes is divided is replaced by its pieces
         (`compiler.plan.intervals`). The number counts the kernel's runs in one run of the model. A
-        kernel in a loop runs once per expected step.
+        kernel in a loop runs once per expected iteration.
         """
         counts: dict[Workload, int] = {}
         for step, times in self.walk():

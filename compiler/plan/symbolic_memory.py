@@ -101,8 +101,8 @@ class SymbolicMemory:
     ) -> SymbolicMemory:
         """Return the plan with renumbered buffers: buffer i becomes `numbers[i]`.
 
-        `buffers` are the buffers of the result, in the new order. It is empty for the plan of a
-        body, whose buffers belong to the plan that contains it.
+        `buffers` are the buffers of the result, in the new order. This argument is empty for the
+        plan of a body, because the plan that contains the body has all buffers.
         """
         return SymbolicMemory(
             buffers,

@@ -80,7 +80,10 @@ def parallel_stage(name: str, loops: Sequence[LoopSpec], *body: Node) -> Stage:
 
 
 def _shared(nodes: Sequence[Node]) -> tuple[Node, ...] | None:
-    """Make the outermost loop of each nest parallel; return None if a nest has no such loop."""
+    """Make the outermost loop of each nest parallel.
+
+    Return None if a nest has no loop, or if its outermost loop is unrolled.
+    """
     shared: list[Node] = []
     for node in nodes:
         if not isinstance(node, For) or node.unroll:

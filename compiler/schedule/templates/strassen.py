@@ -145,8 +145,8 @@ def _least_rows(target: Target) -> float:
 
 
 def _sums_are_near(found: Strassen, target: Target) -> bool:
-    """Whether the combinations of A fit a cache that is fast enough for every panel to read all of
-    them.
+    """Whether the combinations of A's quadrants fit a cache so fast that reading all of them for
+    each panel of columns is cheap.
     """
     sums = len(SUMS) * (found.row_count // 2) * found.depth.extent
     return sums * DType.FLOAT32.bytes <= target.core.reread_bytes
@@ -265,8 +265,8 @@ def _parts_of_rows(found: Strassen, panels: LoopSpec, tile: int, threads: int) -
 def _sums_tensor(found: Strassen, block: int | None) -> Tensor:
     """Return the tensor of the combinations of A's quadrants.
 
-    If `block` is None, the tensor has all rows and is shared by the threads. Otherwise, it has a block of
-    `block` rows, and each thread has its own.
+    If `block` is None, the tensor has all rows and is shared by the threads. Otherwise, it has
+    `block` rows, and each thread has its own tensor.
     """
     rows = (
         found.rows.extent + (1 if found.may_have_last else 0),
