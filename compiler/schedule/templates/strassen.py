@@ -171,7 +171,7 @@ def _other_rows(found: Strassen) -> int:
 
 
 def _has_blocks(found: Strassen, target: Target) -> bool:
-    """Whether the rows are divided into several blocks, each large enough.
+    """Whether the rows are divided into several blocks of at least `_LEAST_BLOCK` rows.
 
     The result is False if the number of rows is dynamic, or if it may be odd. If the number is odd,
     one row remains after the division into quadrants, and every block would add the products of

@@ -44,9 +44,9 @@ class Side:
     def alpha(self, outputs: int) -> int:
         """Return the number of elements of a transformed tile along this dimension.
 
-        It is m + r - 1 for m `outputs` and phases of at most r taps (`reach`). Each element is a
-        point at which the algorithm multiplies a transformed input by a transformed weight, for
-        each pair of an input and an output channel.
+        It is m + r - 1 for m `outputs` and phases of at most r taps (`reach`). The elements are
+        called points: for each of them, and for each pair of an input and an output channel, the
+        algorithm multiplies a transformed input by a transformed weight.
         """
         return outputs + self.reach - 1
 
