@@ -29,7 +29,10 @@ class StorageError(DatabaseError):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same call may succeed soon: the database was locked or unreachable."""
+        """Whether the call failed because the database was locked or unreachable.
+
+        The same call may then succeed soon.
+        """
         return self.kind in (StorageKind.LOCKED, StorageKind.UNREACHABLE)
 
 
@@ -61,7 +64,8 @@ class AmbiguousIdError(NotFoundError):
 class PositionError(DatabaseError):
     """A page was requested after a position that does not fit the list.
 
-    A position has one value per sort column; their number, or the type of a value, is wrong.
+    A position has one value per sort column of the list. The position does not fit if the number of
+    values, or the type of a value, is wrong.
     """
 
 

@@ -149,9 +149,9 @@ class Artifact:
 
     @property
     def reads(self) -> LiveIns:
-        """The model's inputs, with the ranges of sizes that the artifact supports.
+        """The inputs of an unsegmented model, with the ranges of sizes that its programs accept.
 
-        Segmented models do not use this property.
+        The ranges are empty if all programs have fixed sizes.
         """
         inputs = zip(self.programs[0].program.inputs, self.ports.inputs.values(), strict=True)
         crossings = tuple(

@@ -197,9 +197,10 @@ def _fixed_ports(program: Program) -> ModelPorts:
 def _hindrance(path: Path) -> str:
     """Return the reason why an existing path must not be replaced, for an error message.
 
-    The result is empty for an empty folder and for an artifact folder. The presence of a
-    manifest.json does not suffice, because web applications use this name too. A folder with files
-    that are not part of the artifact is not replaced either, because users may have added them.
+    The result is empty for an empty folder, and for an artifact folder without other files. A
+    folder counts as an artifact only if the content of its manifest.json shows it, because web
+    applications use this file name too. Other files must not be lost, because users may have added
+    them.
     """
     names = {each.name for each in path.iterdir()} if path.is_dir() else {""}
     own = _own_files(path / MANIFEST) if MANIFEST in names else set()

@@ -186,7 +186,7 @@ def row_reader(parts: list[tuple[Codec, str]], made: str, source: FunctionSource
 
     Args:
         parts: the codec of each item, and the item's path in error messages.
-        made: the source of the result, an expression over the items `a0`, `a1` and so on.
+        made: the Python source of the result, an expression over the items `a0`, `a1` and so on.
         source: the object to which the function's lines are added, with the objects that `made`
             names.
     """

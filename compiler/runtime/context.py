@@ -56,8 +56,9 @@ class SizedPort(NamedTuple):
 class PortForm:
     """An input or output of a program, before its sizes are known.
 
-    The fields correspond to those of `SizedPort`. However, `shape`, `stored` and `bytes` contain
-    indices of integers that `Rules` compute in each run, instead of sizes.
+    The fields correspond to those of `SizedPort`. However, the integers in `shape`, `stored` and
+    `bytes` are not sizes: each is the index of an integer that the program's `Rules` compute in
+    each run.
     """
 
     dtype: np.dtype[Any]

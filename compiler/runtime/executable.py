@@ -223,8 +223,9 @@ class Executable(Model):
     def rooms(self) -> tuple[tuple[int, ...], ...]:
         """For each slack capacity in `Program.rooms`, the indices of the outputs that have it.
 
-        The result is `()` if runs cannot use slack: an output with slack may not overwrite any
-        input with slack, or an input with slack may not be overwritten by any output.
+        The result is `()` if runs cannot use slack. They can use it only if each output with slack
+        can be written over an input with slack, and each input with slack is the memory of such an
+        output.
         """
         program, continued = self.program, self._continued.values()
         with_room = {k for k, port in enumerate(program.inputs) if port.room is not None}

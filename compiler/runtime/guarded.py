@@ -321,11 +321,12 @@ class GuardedModel(Model):
         return self._stage(self._first, self._values(arrays))[0].program
 
     def _first_to_try(self, facts: SegmentGuard) -> Executable | None:
-        """Return the program with the guard `facts`, if it may run on all inputs that it accepts.
+        """Return the program with the guard `facts`, if runs may try it first.
 
-        A run can then use it without comparing guards. The result is None for a segmented model,
-        if a program with fixed sizes has priority for some sizes, if inputs may be padded, or if
-        the program accepts sizes outside the model's ranges.
+        A run that tries a program first does not compare guards: it uses the program whenever the
+        program accepts the inputs. The result is None if this could be wrong: for a segmented
+        model, if a program with fixed sizes has priority for some sizes, if inputs may be padded,
+        or if the program accepts sizes outside the model's ranges.
         """
         cut = self._first
         listed_ = cut.served or ()
@@ -380,9 +381,10 @@ class GuardedModel(Model):
         return values
 
     def _has_own(self, values: Mapping[str, Array]) -> bool:
-        """Whether an artifact accepts these inputs although a size is outside its range.
+        """Whether an artifact supports inputs although a size is outside its dimension's range.
 
-        The artifact accepts them if it has a program for exactly these sizes, or may pad inputs.
+        This is the case if the artifact has a program for exactly these sizes, or may pad inputs.
+        The result is false for segmented models, and for models that are not artifacts.
         """
         served = self._first.served
         if not self._first.whole or served is None:
@@ -513,9 +515,10 @@ class GuardedModel(Model):
     def _stage(
         self, cut: SegmentBoundary[Executable], values: Mapping[str, Array]
     ) -> tuple[ModelSegment[Executable], dict[str, Array]]:
-        """Return the segment that a run needs after the boundary `cut`, and the program's inputs.
+        """Return the segment that a run needs after the boundary `cut`, and its program's inputs.
 
-        The segment is compiled if it does not exist. `values` has the live-ins by name.
+        The segment is compiled if it does not exist. `values` has the live-ins of the boundary by
+        name. The program's inputs are returned by name too.
         """
         while True:
             facts = cut.guard(values)
@@ -567,7 +570,14 @@ class GuardedModel(Model):
         facts: SegmentGuard,
         values: Mapping[str, Array],
     ) -> dict[str, Array]:
-        """Return the inputs of a segment's program by name, given the live-ins `values`."""
+        """Return the inputs of a segment's program by name.
+
+        Args:
+            cut: the boundary before the segment.
+            stage: the segment.
+            facts: the guard of the segment.
+            values: the live-ins of the boundary by name.
+        """
         if cut.whole:
             return dict(values)
         given = cut.reads.inputs(facts, values)

@@ -18,7 +18,8 @@ def check_memory(needed_bytes: int, what: str, root: Path = Path("/")) -> None:
     """Check that `needed_bytes` of memory are available.
 
     Requests below `SMALL_BYTES` pass without a check, and all requests pass if the available memory
-    is unknown. `what` states the purpose in the error message, such as "to read the model".
+    is unknown. `what` states the purpose in the error message, such as "to read the model". `root`
+    is the folder that contains `proc` and `sys`; only tests pass another one.
 
     Raises:
         OutOfMemoryError: if less memory is available.
@@ -36,7 +37,8 @@ def check_memory(needed_bytes: int, what: str, root: Path = Path("/")) -> None:
 def available_bytes(root: Path = Path("/")) -> int | None:
     """Return the number of bytes that this process can use without swapping.
 
-    The memory limit of a container is taken into account. The result is None if it is unknown.
+    The memory limit of a container is taken into account. The result is None if the number is
+    unknown. `root` is the folder that contains `proc` and `sys`; only tests pass another one.
     """
     found = [_of_machine(root / "proc/meminfo"), _of_container(root / "sys/fs/cgroup")]
     return min((size for size in found if size is not None), default=None)
@@ -45,7 +47,8 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 def total_bytes(root: Path = Path("/")) -> int | None:
     """Return the memory of this machine in bytes, or the container's memory limit if that is less.
 
-    The result is None if it is unknown.
+    The result is None if both are unknown. `root` is the folder that contains `proc` and `sys`;
+    only tests pass another one.
     """
     limit = _read(root / "sys/fs/cgroup/memory.max").strip()
     found = [

@@ -262,10 +262,11 @@ def bfloat16_type() -> np.dtype | None:
 def _in_logical_order(
     flat: Array, even: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 ) -> Array:
-    """Return a view of a physical buffer in logical order, with one axis per part of an axis.
+    """Return a view of a physical buffer, with its elements in logical order.
 
-    `even` describes the layout: the padded logical shape, the shape of the result, and the order of
-    the result's axes in memory.
+    The view has one axis for each part into which the layout splits a logical axis. `even`
+    describes the layout: the padded logical shape, the shape of the result, and the order of the
+    result's axes in memory.
     """
     _, split_shape, order = even
     physical = flat.reshape([split_shape[axis] for axis in order])

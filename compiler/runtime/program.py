@@ -90,10 +90,10 @@ class BufferRef:
 class Slot:
     """A block of the arena, in a program with dynamic sizes.
 
-    `after` has the indices of slots before which this slot must not start; they are lower than the
-    slot's own index. The slot's offset is the largest end of these slots, aligned to `ALIGNMENT`,
-    or 0 if `after` is empty. Two slots may overlap unless one of them is in `after` of the other,
-    directly or indirectly.
+    `after` has the indices of the slots that must end before this slot starts; they are lower than
+    the slot's own index. The slot's offset is the largest end of these slots, aligned to
+    `ALIGNMENT`, or 0 if `after` is empty. Two slots may overlap unless one of them is in `after`
+    of the other, directly or indirectly.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
@@ -563,7 +563,7 @@ class Program:
         - A call of a native function can update the input in place (`NativeSignature.over`).
         - The input and the output have the same type, and the same shape in memory.
         - No instruction before this call accesses the output, and none after it accesses the input.
-          Each of them is passed to the call only once.
+        - The call has the input only once among its buffers, and the output only once.
         - No later instruction is a `Refuse`, so that a run that ends at a `Refuse` leaves the
           inputs unchanged.
         """

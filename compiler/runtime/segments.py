@@ -262,7 +262,7 @@ class LiveIns:
     def _range(self, name: str) -> Dimension:
         """Return the range of sizes for which a dimension's first program is compiled.
 
-        It is the dimension's entry in `ranges` or `defaults`, or else `default_range`.
+        It is the dimension's entry in `ranges` or `defaults`, or else 1..4096 (`default_range`).
         """
         return self.ranges.get(name) or self.defaults.get(name) or default_range(name)
 

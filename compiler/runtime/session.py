@@ -205,9 +205,10 @@ class Session:
             state.check(*ports, rooms)
 
     def _step(self, given: Sequence[Array]) -> SessionStep | None:
-        """Return the plan of a step for inputs and states of these shapes; plans are cached.
+        """Return the plan of a step with the inputs `given` and the current states.
 
-        The result is None if the step needs several programs.
+        The plan depends only on their shapes, and is cached. The result is None if the step needs
+        several programs.
         """
         key = (*shapes_of(given, self.input_names), *(state.shape for state in self._states))
         found = self._steps.get(key)

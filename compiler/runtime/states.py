@@ -334,7 +334,7 @@ class SessionStep(NamedTuple):
 def with_rooms(executable: Executable, moves: Sequence[StateMove]) -> SessionStep:
     """Plan a step that uses slack capacities if possible, and otherwise a step without them.
 
-    Slack capacities are possible if the program's outputs with slack are all states that the step
+    Slack capacities are possible if each output of the program with slack is a state that the step
     updates in place.
     """
     by_output = {move.state.output: move for move in moves if move.in_place}

@@ -161,6 +161,10 @@ class Staging:
     """A temporary file for a blob that arrives in chunks. `close` deletes it unless it was moved.
 
     Every method raises StorageError if the disk fails.
+
+    Args:
+        folder: the folder in which the file is created.
+        max_bytes: the largest size of the file; None for no limit.
     """
 
     def __init__(self, folder: Path, max_bytes: int | None = None) -> None:

@@ -299,6 +299,9 @@ def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
 
 
 def invalidate_schedule_lookups(connection: sa.Connection, rows: Iterable[Columns]) -> None:
-    """Invalidate the cached lookups of all workloads whose schedules are among these claims."""
+    """Invalidate the cached lookups of the workloads that claims are about.
+
+    `rows` are the columns of the claims. Claims about races are ignored.
+    """
     changed = {row["subject"] for row in rows if row["kind"] == ClaimKind.SCHEDULE.value}
     invalidate_lookups(connection, changed)

@@ -93,9 +93,10 @@ class JobClaim:
 
 
 def seen_jobs(sees: str | None) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return SQL conditions for the jobs of all tokens with the name `sees`.
+    """Return the SQL conditions that select the jobs of the owner `sees`.
 
-    None means the jobs of all owners: then no condition is returned.
+    The owner is a name: all tokens with this name belong to one owner. If `sees` is None, the jobs
+    of all owners are selected, and the result is empty.
     """
     if sees is None:
         return ()

@@ -47,7 +47,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a worker's claim: the leases that it got, which may be none."""
+    """The answer to a worker's claim: the leases that the worker gets, which may be none."""
 
     leases: Sequence[Lease] = ()
     empty: bool = False
@@ -108,8 +108,9 @@ class Survey:
 def survey(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Survey:
     """Determine which claims may get new leases, and the answer to each of the others.
 
-    A claim gets none if its worker is unknown, gone, draining or in quarantine, if it is a repeated
-    claim, which gets its earlier leases again, or if no request for its targets is queued.
+    A claim gets no new lease if its worker is unknown, unregistered or drained, or is in quarantine
+    and must not be tested yet; or if no request for its targets is queued. A repeated claim gets
+    its earlier leases again.
     """
     known = _facts(connection, {claim.worker_id for claim in claims}, now)
     again = _again(connection, claims)
@@ -142,7 +143,7 @@ def take(
 ) -> Sequence[Found]:
     """Lease requests to the claims that `survey` admitted (`Survey.able`).
 
-    Return a result per claim.
+    Return the answer to each claim, in the same order.
 
     Args:
         connection: in a writing transaction.
@@ -307,8 +308,9 @@ def _deal(
 ) -> Set[str]:
     """Assign queued requests for `targets` to claims.
 
-    Workers with a heartbeat since `heard_since` count as alive. Return the targets that may have
-    further queued requests.
+    A request is not assigned to an owner whose workers failed it too often, as long as a live
+    worker of another owner measures for its target (`spent_owners`). Workers with a heartbeat since
+    `heard_since` count as alive. Return the targets that may have further queued requests.
     """
     left: set[str] = set()
     seen: list[int] = []
@@ -344,9 +346,10 @@ def _first(
     seen: Sequence[int],
     now: float,
 ) -> Sequence[sa.Row[Any]]:
-    """Lock the first queued requests for a target, at most as many as all claims may still get.
+    """Lock the next queued requests for a target, at most as many as all claims may still get.
 
-    Return the rows of the requests.
+    The request with the highest priority comes first, then the oldest. Return the rows of the
+    requests.
 
     Args:
         connection: in a writing transaction.

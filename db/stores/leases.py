@@ -115,12 +115,13 @@ class LeaseStore(MeasureQueue):
     def claim_all(
         self, claims: Sequence[Claim], lease_seconds: float
     ) -> Sequence[Found | NotFoundError]:
-        """Lease requests to several claims in one transaction. Return a result per claim.
+        """Answer several claims: lease requests to their workers, in one transaction.
 
-        The result for an unknown worker is a NotFoundError. An unregistered or drained worker gets
-        no lease, and a worker in quarantine at most one. A request that a worker failed is offered
-        to other live workers first, for `lost_after_seconds`. A claim that is repeated with the
-        same `claim_id` gets the leases of the first one, if they are still valid.
+        Return the answer to each claim, in order. For an unknown worker, it is a NotFoundError. An
+        unregistered or drained worker gets no lease, and a worker in quarantine at most one. A
+        request that a worker failed is offered to other live workers first, for
+        `lost_after_seconds`. A claim that is repeated with the same `claim_id` gets the leases of
+        the first one, if they are still valid.
 
         Two claims never get the same request: on PostgreSQL, rows that another transaction has
         locked are skipped, and SQLite has one writer at a time.

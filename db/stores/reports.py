@@ -94,8 +94,9 @@ class _Batch:
     def judge(self, report: Report) -> Completion | NotFoundError | StaleLeaseError:
         """Decide whether a result is accepted, a duplicate, late or invalid.
 
-        A result is late if its lease has ended, and its request is not queued again or is reserved
-        for another worker. For an invalid result, the error is returned, not raised.
+        A result is late if its lease was lost or cancelled, and its request is not queued again or
+        is reserved for another worker. A result is invalid if its worker never had the lease, or
+        the lease ended in another way; the error is then returned, not raised.
         """
         lease = self._leases.get(report.lease_id)
         request = self._requests.get(lease["request_id"]) if lease else None

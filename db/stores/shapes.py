@@ -77,7 +77,7 @@ def extent(sizes: Sequence[int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A workload with a served record that differs from another workload only in sizes."""
+    """A workload that has a served record, and differs from another workload only in sizes."""
 
     workload_key: str
     sizes: tuple[int, ...]

@@ -91,8 +91,8 @@ class TokenStore:
     ) -> tuple[str, Token]:
         """Create a token. Return its secret, which is not stored, and the token.
 
-        If `secret` belongs to an existing token, that token gets the given properties instead. It
-        stays revoked if it was. The embedded mode, which keeps its secret in a file, relies on
+        If `secret` belongs to an existing token, that token gets the given properties instead. A
+        revoked token stays revoked. The embedded mode, which keeps its secret in a file, relies on
         this.
 
         Args:
