@@ -208,8 +208,8 @@ class _TuningRun:
 
         Return the number of trials of each task, and events to report once the run has started. An
         earlier process may have been killed after it compared a task's finalists and before it
-        stored the record. In this case, store the record and return its event. A comparison without
-        a winner is repeated at the end of the run.
+        stored the record. In this case, store the record and return its event. If no trial of the
+        comparison qualifies as a record, the comparison is repeated at the end of the run.
         """
         known = []
         recorded = []

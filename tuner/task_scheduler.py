@@ -115,8 +115,9 @@ class _Kind:
     """Statistics of all tasks with the same `Profile.kind`.
 
     Attributes:
-        scales: the sum of the tasks' scales, each estimated from the task's own times
-            (`History.own_scale`). A task with a large scale is expected to improve more.
+        scales: the sum of the tasks' scales, each estimated from the task's own times. The scale
+            measures how much a task can still improve: after n trials, further trials are expected
+            to save at most the fraction scale / n of its time.
         count: number of tasks for which a scale was estimated.
         rate: the highest throughput, in vector operations per second; 0 without measurements.
     """
@@ -126,11 +127,15 @@ class _Kind:
     rate: float
 
     def scale_beside(self, own: float, known: int) -> float:
-        """Return the mean scale of all tasks of this kind but one.
+        """Return the mean scale of all tasks of this kind except one.
 
-        `own` is the scale of the task to leave out, and `known` the number of time differences from
-        which it was estimated; with 0, the task is not part of the sum `scales`. The mean includes
+        The scale measures how much a task can still improve (`_Kind.scales`). The mean includes
         VOICES imaginary tasks with the scale UNKNOWN_SCALE, as a prior.
+
+        Args:
+            own: the scale of the task to leave out.
+            known: number of time differences from which `own` was estimated; 0 if there were too
+                few trials, so that the task is not part of the sum `scales`.
         """
         others = (self.scales - own, self.count - 1) if known else (self.scales, self.count)
         return (others[0] + VOICES * UNKNOWN_SCALE) / (others[1] + VOICES)

@@ -33,8 +33,8 @@ class Retries:
         """Record the time at which an event stream was opened.
 
         If the stream breaks later than `LAST_PAUSE_SECONDS` after this time, it counts as an answer
-        of the service, even without events. A quiet job can therefore be followed through a proxy
-        that closes idle streams again and again.
+        of the service, even without events. So a proxy that repeatedly closes idle streams does not
+        exhaust the time limit while a job emits no events.
         """
         self._opened = self._clock()
 

@@ -143,10 +143,10 @@ def kernel_layers(timed: Timed) -> list[Indices]:
 
 
 def _layers(timed: Timed, made: Iterable[str]) -> Indices:
-    """Return the layers of a kernel that computes the values `made` of the model.
+    """Return the layers to which a kernel belongs; `made` are the values that it computes.
 
-    These are the layers of which one of the values is an output. If no such layer exists, they are
-    the layers for which the values prepare data.
+    A kernel belongs to the layers whose outputs it computes. If it computes no layer's output, it
+    belongs to the layers for which its values prepare data (`Owners.served`).
     """
     nobody: Indices = frozenset()
     return nobody.union(*map(timed.owners.makers, made)) or nobody.union(
@@ -173,6 +173,7 @@ def _totals(
 ) -> Mapping[int | None, float]:
     """Return the total seconds of each part, by the position of the part's first layer.
 
+    `kernels` has the layers and the seconds of each kernel; `groups` has the layers of each part.
     The key None has the seconds of kernels that belong to no layer.
     """
     totals: dict[int | None, float] = {}

@@ -109,9 +109,10 @@ def as_read(graph: onnx.GraphProto, values: Iterable[str]) -> dict[str, str]:
 
 
 class Owners:
-    """Finds the layers to which the kernel that computes a value of the quantised graph belongs.
+    """Finds the layers that compute a value of a graph, or for which the value prepares data.
 
-    Layers are identified by their position in the list of layers.
+    The kernel that computes the value belongs to these layers. Layers are identified by their
+    position in the list of layers.
     """
 
     def __init__(

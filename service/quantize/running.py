@@ -71,7 +71,7 @@ class FloatOutputs:
     def constant(self) -> tuple[str, ...]:
         """Return the names of constant outputs, for which a comparison is meaningless.
 
-        All elements of such an output are equal for each sample, and it has several elements.
+        An output is constant if it has several elements and, in each sample, all of them are equal.
         """
         by_output = zip(self.names, zip(*self.outputs, strict=True), strict=True)
         return tuple(

@@ -121,9 +121,10 @@ class _Switches:
                     self._choose(flag(part), f"{value}.float", value)
 
     def choose_rounding(self) -> None:
-        """Add nodes that bypass the rounding of each quantised value.
+        """Add nodes that select, for each quantised value, its exact or its rounded elements.
 
-        The rounding is bypassed in a run if all layers that write or read the value are in float32.
+        A rounded value is the output of its QuantizeLinear and DequantizeLinear. Readers get the
+        exact value in a run in which all layers that write or read it are in float32.
         """
         for value, rounded in self._read.items():
             if rounded == value:

@@ -141,9 +141,9 @@ class Claimer:
     def _may_run(self, work: HeldLease) -> bool:
         """Whether the device has enough memory and disk space for a request.
 
-        If not, a result is reported that refuses the run. If only the blobs of other leases occupy
-        the disk space, the method waits until enough of these leases end. Batches of candidates are
-        small and always fit.
+        If not, a result with the status REFUSED is reported. If only the blobs of other leases
+        occupy the disk space, the method waits until enough of these leases end, or returns false
+        if this lease is lost meanwhile. Batches of candidates are small and always fit.
         """
         request, in_flight = work.request, self._in_flight
         if not isinstance(request, RunRequest):
@@ -213,7 +213,7 @@ class Claimer:
         return True
 
     def _dropped(self, work: HeldLease) -> bool:
-        """Whether a lease need not be prepared any more: it is lost, or the worker is stopping."""
+        """Whether not to prepare a lease: the worker lost it (`HeldLease.lost`) or is stopping."""
         return work.lost.is_set() or self._in_flight.stopping.is_set()
 
 

@@ -90,9 +90,9 @@ class Heat:
         return sum(read_integer(folder / name) for folder in folders for name in names)
 
     def _folders(self, name: str) -> list[Path]:
-        """Return the folder `name` of each core in `sys`, ordered by core number.
+        """Return the paths `sys/devices/system/cpu/cpuN/NAME` of the cores N, ordered by N.
 
-        Cores without such a folder are left out.
+        NAME is the argument `name`. Cores without such a folder are left out.
         """
         found = {}
         for folder in (self._root / "sys/devices/system/cpu").glob(f"cpu[0-9]*/{name}"):

@@ -23,7 +23,8 @@ class HeldLease:
     Attributes:
         request: the request to measure or run.
         lease_id: the id of the lease.
-        lost: set when the service reports that the lease is lost.
+        lost: set when the service reports that the worker no longer holds the lease, for example
+            because it expired. The worker then does not finish the request.
     """
 
     request: Request

@@ -106,9 +106,12 @@ class Measuring:
     def _blame(self, together: Sequence[HeldLease]) -> None:
         """Handle the leases whose measurement was interrupted because the device was lost.
 
-        A request may make the device crash. If the device was lost during this request for the
-        second time, the lease is reported as failed. After the first time, it is released, so that
-        the request is measured again.
+        The cause may be a request that makes the device crash. So a lease is reported as failed if
+        the device was lost during its request for the second time. After the first time, the lease
+        is returned to the service, so that the request is measured again.
+
+        Args:
+            together: the leases whose requests were measured together.
         """
         for work in together:
             request_id = work.request.request_id
@@ -119,9 +122,9 @@ class Measuring:
             self._release([work])
 
     def _give_back(self) -> None:
-        """Release the leases that are ready, because the device is unreachable.
+        """Return the leases that are ready to the service, because the device is unreachable.
 
-        The worker claims no further leases until the device is found again.
+        The worker claims no further leases until the device is reachable again.
         """
         self._in_flight.away = True
         while not self._in_flight.stopping.is_set() and (

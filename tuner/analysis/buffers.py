@@ -75,8 +75,9 @@ def uses_in_loops(statement: ComputeCosts, most: int) -> tuple[BufferUse, ...]:
 def after_others(use: BufferUse, found: Sequence[PlacedCompute], number: int) -> BufferUse:
     """Return `use` with SERIAL reuse if an earlier statement accesses the same tensor.
 
-    Otherwise, or if `use` already has LOOP reuse, return it unchanged. `found` are the statements
-    of the nest in program order, and `number` is the position of the statement whose use it is.
+    Otherwise, or if `use` already has LOOP reuse, return `use` unchanged. `found` are the
+    statements of the nest in program order, and `number` is the position of the statement to which
+    `use` belongs.
     """
     earlier = _earlier(found, number, use.name) if use.reuse is Reuse.NONE else None
     if earlier is None:

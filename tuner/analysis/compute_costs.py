@@ -105,8 +105,9 @@ class ComputeCosts:
         ending: cost of the epilogue for one result, in units of a floating-point addition.
         lane_reduction: whether the lanes of a vector are added up after the reduction.
         parallel_tiles: number of iterations that can be distributed over threads.
-        depth_groups: for a product in AMX tile registers, how many groups of adjacent elements of
-            the reduction axis one row of a tile register holds; otherwise 0.
+        depth_groups: for a product in AMX tile registers, the number of dot-product groups in one
+            row of a tile register, such as 16 groups of 4 adjacent int8 elements of the reduction
+            axis; otherwise 0.
     """
 
     operations: float

@@ -137,9 +137,9 @@ def traffic(statement: ComputeCosts, cache_bytes: Sequence[int]) -> tuple[float,
     size.
 
     A loop that reuses a tensor fetches it again in each iteration, unless everything that its body
-    touches fits into the cache. If the data of the whole statement fit into the first cache, all
-    entries are 0, because the data stay cached between runs. No entry exceeds the bytes that the
-    statement loads and stores.
+    touches fits into the cache. If the data of the whole statement fit into a cache of the first
+    size, all entries are 0, because the data stay cached between runs. No entry exceeds the bytes
+    that the statement loads and stores.
     """
     footprints = statement.footprints
     if footprints[-1] <= cache_bytes[0]:

@@ -99,8 +99,7 @@ class LoopCounts:
         outer_trips: product of the trip counts of all other loops.
         parallel_tiles: product of the trip counts of the parallel loops.
         tile: number of positions of each axis that one execution of the register tile covers.
-        counts: number of points along each axis of the register tile. A point is one vector or, in
-            scalar code, one element.
+        counts: number of vectors (in scalar code: elements) along each axis of the register tile.
         lanes: vector lanes along the axis `vector`; 1 without vectors.
         useful: fraction of the lanes whose results are needed.
         vector: the vectorised axis; None for scalar code.
@@ -126,7 +125,10 @@ class LoopCounts:
     )
 
     def points_along(self, axes: frozenset[Axis]) -> int:
-        """Return the product of `counts` over the given axes."""
+        """Return the number of vectors (or elements) of the register tile along the given axes.
+
+        This is the product of their `counts`.
+        """
         known = self._points.get(axes)
         if known is None:
             known = prod([count for axis, count in self.counts.items() if axis in axes])

@@ -48,6 +48,7 @@ class BaseModel:
         rows: number of training samples.
         tasks: number of training tasks with a successful sample.
         scores: how well the model ranks the candidates of the held-out tasks.
+        chance: the scores of a random order of the same candidates.
     """
 
     data: bytes
@@ -56,7 +57,7 @@ class BaseModel:
     tasks: int
     scores: Scores
     chance: Scores
-    """The scores of a random order of the held-out candidates, for comparison with `scores`."""
+    """For comparison with `scores`."""
 
 
 def split(samples: Sequence[Sample], target_key: str) -> Split:

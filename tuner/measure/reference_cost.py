@@ -118,8 +118,8 @@ def affordable(workload: Workload, sizes: Sizes, limit: ReferenceLimit) -> Sizes
 def _between(dimension: Dimension, size: int, step: int) -> int:
     """Return a size between `size` and the smallest positive size of the dimension.
 
-    The distance from the smallest size is multiplied by SMALLER `step` times, so step 0 gives
-    `size`. The result is a multiple of `dimension.multiple`.
+    The distance from the smallest size is multiplied by SMALLER (0.75) `step` times, so step 0
+    gives `size`. The result is a multiple of `dimension.multiple`.
     """
     least, most = max(dimension.low, 1), size // dimension.multiple
     return dimension.multiple * min(most, least + int((most - least) * SMALLER**step))

@@ -65,12 +65,15 @@ ENDED = NoReference("is not wanted any more", ended=True)
 class Prepared:
     """The expected outputs for a batch of candidates, which are computed in the background.
 
-    They stay available while this object exists, even if the cache drops them. `made` has a future
-    for each entry of `asked`.
+    They stay available while this object exists, even if the cache drops them.
+
+    Attributes:
+        asked: for each output, its size point and the index of its random inputs in DRAWS.
+        made: for each output, its future.
     """
 
     asked: tuple[tuple[SizePoint, int], ...]
-    """The size point of each requested reference, and the index of its random inputs in `DRAWS`."""
+    """In the order of the batch's cases."""
     made: tuple[Future[ExpectedOutput | NoReference], ...]
 
     def done(self) -> bool:

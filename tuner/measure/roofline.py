@@ -139,8 +139,9 @@ class DotPeak:
         intrinsic: the name of its LLVM intrinsic.
         accumulator: the type of the sums.
         operand: the type of the operands.
-        groups: number of rounds for which one iteration of the loop in `peak_NAME` counts. In one
-            round, `speeds.DOTS` products (4 for int8) are added to each lane of CHAINS vectors.
+        groups: number of rounds of work that one iteration of the loop in the probe function does.
+            One round adds the products of one dot-product group (4 for int8) to each 32-bit lane of
+            CHAINS vectors.
         in_tiles: whether the instruction works on AMX tile registers.
     """
 
@@ -188,7 +189,7 @@ def dot_peak_ir(target: Target, name: str) -> str:
     """Return LLVM IR of `peak_NAME`, which measures the peak rate of a dot-product instruction.
 
     The function has the signature of `peak` (`peak_ir`). `name` is the operand type, a key of
-    `dots(target)`. `DotPeak.groups` defines a round.
+    `dots(target)`. The attribute `DotPeak.groups` describes the work of one round.
     """
     found, lanes = dots(target)[name], target.lanes(DType.FLOAT32)
     if found.in_tiles and target.tiles is not None:
@@ -201,7 +202,7 @@ def dot_peak_ir(target: Target, name: str) -> str:
 def _tile_peak_ir(symbol: str, tiles: TileRegisters, found: DotPeak) -> str:
     """Return LLVM IR of a function `symbol` that measures the peak rate of AMX tile registers.
 
-    It is a loop that adds the product of two of the tile registers to each other register.
+    It is a loop that adds the product of the last two tile registers to each of the others.
     """
     left, right = tiles.count - 2, tiles.count - 1
     shapes = tiles.shapes([(tiles.rows, tiles.row_bytes)] * tiles.count)

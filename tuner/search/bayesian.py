@@ -153,9 +153,10 @@ def _levels(estimates: Mapping[Schedule, float]) -> dict[str, float]:
 def _beside_rules(levels: Mapping[str, float], home: str) -> dict[str, float]:
     """Return the expected log seconds of each algorithm, given the estimated ones (`levels`).
 
-    For `home`, the algorithm of the default schedule, the estimate is used unchanged. The other
-    algorithms are expected to differ from `home` by less than estimated (factor LEVEL_SHARE), and
-    to be slower by OTHER_ALGORITHM, because the rules for the default did not choose them.
+    For `home`, the algorithm of the default schedule, the estimate is used unchanged. For another
+    algorithm, the estimated difference from `home` is multiplied by LEVEL_SHARE, and
+    OTHER_ALGORITHM is added, because the rules that choose the default did not choose this
+    algorithm.
     """
     if home not in levels:
         return dict(levels)

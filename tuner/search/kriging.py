@@ -86,8 +86,9 @@ class Kriging:
     def turned(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
         """Return how much each schedule differs from the default schedule of its algorithm.
 
-        This is the sum over all knobs. A numeric knob contributes the difference as a fraction of
-        its range, any other knob contributes 1 if it differs.
+        This is the sum over all knobs. A numeric knob contributes the distance between the two
+        values in its list of values, relative to the list's length: 1 from the first to the last.
+        Any other knob contributes 1 if it differs.
         """
         found = {}
         for schedule in schedules:

@@ -58,7 +58,7 @@ class AsyncClient(AsyncConnection):
 
     Args:
         server: the URL of the service.
-        token: a token with the scopes of the calls.
+        token: a token that has the scopes (permissions) which the calls need.
         timeout_seconds: time limit of one answer.
         patience_seconds: time for which requests to an unreachable service are repeated.
         transport: replaces the network in tests.
@@ -89,7 +89,7 @@ class AsyncClient(AsyncConnection):
     async def upload_samples(self, path: str | Path) -> SamplesView:
         """Upload an .npz file of sample inputs of a model.
 
-        `JobRequest.samples` refers to them by the digest of the result.
+        To use the samples in a job, set `JobRequest.samples` to the `digest` of the result.
         """
         file = Path(path)
         return await self._uploaded(SamplesView, "/v1/samples", file, file.name)
@@ -143,7 +143,7 @@ class AsyncClient(AsyncConnection):
 
         Args:
             model: an ONNX file.
-            target: a target's name, `host` for the service's machine, or a worker.
+            target: a target's name, `host` for the service's machine, or a worker's name or id.
             seconds: limit of the tuning time.
             output: a new folder for the artifact.
             progress: show the progress, if this is a notebook or a terminal.
@@ -270,7 +270,7 @@ class AsyncClient(AsyncConnection):
         return await self._view(Job, "POST", f"/v1/jobs/{quoted(job_id)}:resume", once=True)
 
     async def events(self, job_id: str, after: int = 0) -> AsyncIterator[JobEventView]:
-        """Yield every event of a job once, until the job ends.
+        """Yield the events of a job with numbers above `after`, each once, until the job ends.
 
         A broken stream is resumed after the last received event.
         """
@@ -339,7 +339,7 @@ class AsyncClient(AsyncConnection):
 
         Args:
             workload: the workload's key.
-            target: a target's key or name, or a worker.
+            target: a target's key or name, or a worker's name or id.
             threads: the number of threads of a run.
             numerics: the numerics mode, such as "fast" or "strict".
         """
@@ -365,7 +365,7 @@ class AsyncClient(AsyncConnection):
     ) -> Records:
         """Return up to `limit` records and their states, the newest first.
 
-        `target` is a target's key or name, or a worker.
+        `target` is a target's key or name, or a worker's name or id.
         """
         params = _given(workload=workload, target=target)
         return Records(await self._views(StoredRecordView, "/v1/records", params, most=limit))

@@ -401,9 +401,9 @@ class Harness:
     def _given(
         self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
-        """Send blobs to the device; return whether all were sent (`_give`).
+        """Call `_give` to send blobs to the device, and return its result.
 
-        If a blob cannot be read, end the harness, which would otherwise wait for it forever.
+        If it raises an error, end the harness, which would otherwise wait for the blobs forever.
         """
         try:
             return self._give(digests, blobs, cancelled)
