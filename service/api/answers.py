@@ -60,7 +60,7 @@ class KnownAnswers:
         and `give` does not cache it.
 
         Raises:
-            StorageError: if the invalidated keys cannot be read.
+            StorageError: if the changes of records and models cannot be read.
         """
         version = await self._invalidation.refresh()
         return self._kept.get(question), version

@@ -3,11 +3,11 @@
 A topic is a string that names something that changes, such as "job:5c2e" for the events of a job. A
 notice announces a change of a topic (`db.notices`). Event streams and long polls wait for notices
 without holding a thread or a connection: a single thread receives the notices for all of them.
-Because a notice may be lost, a task also queries the states of all subscribed topics every few
-seconds, with one query per kind of topic.
+Because a notice may be lost, an asyncio task also queries the states of all subscribed topics every
+few seconds, with one query per kind of topic.
 
-The thread and the task continue after any error. Otherwise all waiting coroutines would wait
-forever, without any sign of the failure.
+The thread and the asyncio task continue after any error. Otherwise all waiting coroutines would
+wait forever, without any sign of the failure.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Notifier:
         self._thread = threading.Thread(target=self._hear, name="notices", daemon=True)
 
     async def start(self) -> None:
-        """Start the thread that receives notices, and the task that queries topics."""
+        """Start the thread that receives notices, and the asyncio task that queries topics."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         self._fallback = asyncio.create_task(self._ask_now_and_then())
@@ -131,7 +131,8 @@ class Notifier:
     def seconds_without_notices(self) -> float:
         """Return the seconds since the notifier was last able to receive notices.
 
-        The value is infinite if the thread or the fallback task has ended.
+        The value is infinite if the thread that receives notices, or the asyncio task that queries
+        the topics, has ended.
         """
         if not self._thread.is_alive() or self._fallback.done():
             return math.inf

@@ -2,7 +2,7 @@
 
 A crafted or very large model can make reading slow, exhaust memory or crash the process. Then only
 the child process and the request fail, not the web process. Tokens take turns: even if one token
-has many questions, other tokens get a child process.
+sends many requests, other tokens get a child process.
 """
 
 from __future__ import annotations

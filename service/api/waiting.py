@@ -2,8 +2,8 @@
 
 In this module, a claim is a worker's call for leases. One transaction leases requests to many
 claims; claims that arrive during it form the next batch. A claim for which no request is queued
-waits without a thread or a connection. When a notice announces new requests for its targets, the
-dispatcher looks again for all claims that wait for these targets, until no request is left.
+waits without a thread or a connection. When a notice announces new requests for a target, the
+dispatcher tries the claims that wait for this target again, until no request is left.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class ClaimDispatcher:
     def close(self) -> None:
         """Answer all waiting claims without leases, because the process stops.
 
-        Claims in the running batch, and claims that arrive later, get the requests that are queued
-        now, if any. They do not wait for others.
+        A claim in the running batch gets the result of that batch. A claim that arrives later gets
+        requests only if some are queued at that time; it does not wait.
         """
         self.closed = True
         for queue in self._queues.values():
@@ -127,7 +127,10 @@ class ClaimDispatcher:
                 self._no_longer(waiter)
 
     async def end(self) -> None:
-        """Wait until no task leases requests or releases leases any more. Call `close` first."""
+        """Wait for the end of the running batch and of all releases of leases.
+
+        Call `close` first, so that no waiting claim starts another batch.
+        """
         while tasks := {*self._giving_back, *([self._serving] if self._serving else [])}:
             await asyncio.wait(tasks)
 
@@ -223,7 +226,10 @@ class ClaimDispatcher:
             waiter.answer.set_result(())
 
     def _woken(self, waiter: _Waiter) -> None:
-        """Try a claim again in the next batch, because its worker was drained, for example."""
+        """Try a claim again in the next batch, because the state of its worker has changed.
+
+        For example, an unregistered worker gets no leases any more, so its claim stops waiting.
+        """
         waiter.changed = waiter.looking
         if waiter in waiter.queue.idle:
             del waiter.queue.idle[waiter]
@@ -255,8 +261,8 @@ class ClaimDispatcher:
     def _due(self) -> Sequence[_Waiter]:
         """Select up to `MOST` claims for the next batch, and mark them as part of it.
 
-        New claims and claims of changed workers come first, then claims whose targets may have
-        queued requests.
+        New claims, and claims of workers whose state changed, come first. Then follow claims whose
+        targets may have queued requests.
         """
         some = list(islice(self._changed, MOST))
         for queue in self._queues.values():

@@ -88,8 +88,8 @@ class WorkerTraffic:
 
     Args:
         storage: stores the workers and their leases.
-        lease_seconds: the time for which a heartbeat renews a lease. If three intervals between
-            heartbeats are longer, it renews the lease for these.
+        lease_seconds: the shortest time for which a heartbeat renews a lease. If heartbeats are
+            rare, the lease is renewed for three intervals between heartbeats instead.
         pacing: computes the interval between heartbeats.
     """
 

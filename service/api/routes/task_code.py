@@ -97,9 +97,10 @@ def task_of_job(job_id: str, workload: str, storage: Storage, token: Token) -> T
 async def code_of(
     found: TaskOfJob, untuned: bool, storage: Storage, planning: Planning, limiter: Limiter
 ) -> CodeView:
-    """Return the generated code of a task's best schedule, or of its untuned schedule.
+    """Return the generated code of a task's best schedule, as `get_code` describes it.
 
-    The code is generated in a child process, or comes from the cache.
+    With `untuned`, the code is that of the untuned schedule. The code is generated in a child
+    process, or comes from the cache.
 
     Raises:
         ApiProblem: if the code cannot be generated, or the token has reached its rate limit.

@@ -93,9 +93,11 @@ class WorkerRequest(RequestBody):
 
 
 class WorkerSpeed(RequestBody):
-    """A worker's latest times of the arithmetic part and the memory part of the reference kernel.
+    """The present speed of a worker's device.
 
-    A ratio is such a time divided by the best one on the device.
+    A worker regularly times a fixed reference kernel, which has an arithmetic part and a memory
+    part. `arithmetic_seconds` and `memory_seconds` are the latest times of the two parts. The
+    ratios are these times divided by the fastest times measured on the device.
     """
 
     arithmetic_seconds: float = Field(ge=0, allow_inf_nan=False)

@@ -194,7 +194,7 @@ class RemoteRunner:
         return found
 
     def close(self) -> None:
-        """Acknowledge the stored trials, and drop the requests that are not queued yet."""
+        """Write the pending acknowledgements, and drop the requests that are not queued yet."""
         self._tell_stored()
 
     def _tell_stored(self) -> None:
@@ -274,7 +274,9 @@ class RemoteRunner:
     def _look(self) -> list[MeasureResult]:
         """Queue the batch and return the available results.
 
-        If no worker takes the requests, they are offered to another worker or cancelled.
+        If the present named worker has not leased the requests in time, they are offered to the
+        next one. If no worker has been alive for `absent_seconds`, they are cancelled, or
+        WorkerAbsent is raised.
         """
         self._send()
         results = self._collect()

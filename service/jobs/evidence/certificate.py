@@ -88,8 +88,8 @@ class Certificate:
             and outputs of the model.
         written: the number of all such values, compared or not.
         worst: the largest error of a float, relative to the largest element of its channel.
-        excused: the number of elements with a larger error that rounding explains, for example a
-            rounding tie or an ill-conditioned step.
+        excused: the number of elements whose error exceeds the rounding bound, but is explained by
+            rounding, for example a rounding tie or an ill-conditioned step.
         unverified: the names of values that are computed from a loop or branch and differ from the
             reference, perhaps because of rounding.
     """
@@ -245,9 +245,10 @@ class _Steps:
     def _direct(self, name: str) -> tuple[Shown, ...]:
         """Return the ways to compute a value of the graph from the program's values.
 
-        Ways that use all elements of one written value are preferred. If the value can only be
-        computed by selecting or combining elements of written values, one such way is returned; for
-        an output of the model, none.
+        These are all ways that use the whole of one written value, so that the value is
+        compared wherever a kernel writes it. If there are none, the value can only be computed by selecting or
+        combining elements of written values. Then one such way is returned; none for an output of
+        the model, because the output itself is compared.
         """
         shown = self._shown.get(name, ())
         direct = tuple(each for each in shown if each.whole)
@@ -390,9 +391,9 @@ def _in_range(right: np.ndarray, dtype: DType) -> np.ndarray:
 def _scales(own: np.ndarray, right: np.ndarray, dtype: DType) -> np.ndarray:
     """Return, for each element, the number by which its error is divided to get a relative error.
 
-    It is the largest magnitude of a reference element in the same channel. Infinities, and elements
-    that equal the reference except for one rounding, are left out of this maximum. If no element
-    other than 0 remains, the number is 1.
+    It is the largest magnitude of a reference element in the same channel. Infinities are left out
+    of this maximum, and so are elements where `own` is the reference's element rounded once. If no
+    element other than 0 remains, the number is 1.
 
     Args:
         own: the program's array.

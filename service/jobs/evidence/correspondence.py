@@ -29,8 +29,8 @@ class Shown:
     """One way to compute a value of the imported graph from values that a program writes.
 
     Attributes:
-        value: the name of the same value in the plan's graph.
-        type: the type of the value in the plan's graph.
+        value: the name that this value has in the plan's graph.
+        type: the type that it has in the plan's graph.
         origins: the written values from which it is computed; `value` itself if a kernel writes it.
         moves: the graph that computes `value` from the origins; None if `value` is its own origin.
         whole: whether the single origin holds all elements of `value`, perhaps padded or shifted.

@@ -413,10 +413,10 @@ def _is_sure(record: TuningRecord) -> bool:
 
 
 def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
-    """Return the compiled programs of the model, one for each plan.
+    """Compile the model for a race, and return its programs at all sizes to time.
 
-    A plan with dynamic dimensions has one entry for each combination of sizes at which it is
-    measured.
+    There is one program per plan. A plan with dynamic dimensions has one for each combination of
+    sizes at which it is measured.
     """
     builder.reserve([each.served_plan for each in planned], spare=PROGRAMS)
     return [

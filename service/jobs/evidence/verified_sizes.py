@@ -180,8 +180,8 @@ def elements(types: Iterable[TensorType], sizes: Mapping[str, int]) -> int:
 def end_of(dimension: Dimension, *, last: bool) -> int:
     """Return the largest size in a dimension's range if `last`, otherwise the smallest.
 
-    For a range without an upper end, the largest size is MOST times a middle size, at most 128,
-    that the compiler assumes for such ranges.
+    A range without an upper end has no largest size. MOST times its typical size is returned
+    instead; the typical size is usually at most 128 (`compiler.sizes.values.typical`).
     """
     if not last:
         return dimension.low * dimension.multiple

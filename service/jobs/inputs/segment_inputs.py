@@ -29,9 +29,9 @@ def staged_inputs(
     """Yield combinations of sizes of the dynamic dimensions, with inputs on which the model
     runs.
 
-    The combinations consist of size hints (`shown_sizes.hinted_sizes`). Inputs that the user does
-    not give are random numbers or empty texts. The model is run once on each combination, to check
-    that it does not fail.
+    The sizes are size hints, or sizes spread over a range that the user has given
+    (`shown_sizes.hinted_sizes`). Inputs that the user does not give are random numbers or empty
+    texts. The model is run once on each combination, to check that it does not fail.
 
     Args:
         executable: the model.

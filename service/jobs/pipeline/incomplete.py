@@ -23,8 +23,8 @@ class Untuned:
         reason: the reason, as one sentence.
         failed: whether the job ran trials and all of them failed.
         delivered: whether the job delivered an artifact.
-        known: whether the artifact uses schedules of earlier jobs, including those of the same
-            family.
+        known: whether the artifact uses schedules that earlier jobs found for its workloads, or for
+            other workloads of their families.
     """
 
     reason: str
@@ -51,9 +51,9 @@ class Untuned:
 def untuned(outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str) -> Untuned | None:
     """Return why a job tuned nothing; None if it tuned something, or had nothing to tune.
 
-    If earlier jobs had already tuned a workload of the model, the job counts as tuned. A model
-    without workloads has nothing to tune. A new record that is not confirmed does not count,
-    because no artifact is built with it.
+    None is also returned if an earlier job had already tuned a workload of the model, or if the
+    model has no workloads. A new record that is not confirmed does not count as tuned, because no
+    artifact is built with it.
 
     Args:
         outcome: the results of the job.

@@ -1,6 +1,7 @@
 """Finds ranges or sizes of a model's dynamic dimensions that a single program can support.
 
-If no program supports the ranges, they are relaxed, in this order of preference:
+If no program supports all sizes of the ranges, fewer sizes are supported. These steps are repeated,
+in this order of preference, until a program supports the rest:
 
 - a range that the user gave is narrowed;
 - a dimension is fixed to the only size that an operator accepts;
@@ -98,8 +99,8 @@ class FittedRanges:
         """Narrow a range that the user gave, so that it excludes the sizes that cause an error.
 
         Args:
-            question: the error of an import for the present ranges; it has the condition on sizes
-                that has no single answer within the ranges.
+            question: the error that the import raised for the present ranges. It has a condition
+                on sizes, such as n <= 512, that holds for some sizes of the ranges but not for all.
 
         Returns:
             whether a range was narrowed.

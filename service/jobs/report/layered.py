@@ -41,9 +41,9 @@ class Layered:
     """The layout of a graph.
 
     Attributes:
-        centres: the centre of each box, in the order of the boxes.
-        paths: the points of each edge, from the lower side of a box over the bends to the upper
-            side of another box.
+        centres: the coordinates (x, y) of the centre of each box, in the order of the boxes.
+        paths: for each edge, the coordinates of its ends and bends: from the lower side of a box
+            to the upper side of another box.
         width: the width of the drawing.
         height: the height of the drawing.
     """

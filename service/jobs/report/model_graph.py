@@ -113,7 +113,7 @@ class GraphEdge:
     Attributes:
         start: the index in `ModelGraph.steps` of the step that computes the value.
         end: the index of the step that reads the value.
-        path: the points of the line.
+        path: the coordinates (x, y) of the ends and bends of the line, from `start` to `end`.
     """
 
     start: int

@@ -29,9 +29,9 @@ def shown_sizes(planned: Planned) -> list[dict[str, int]]:
     """Return the combinations of sizes of a model's dynamic dimensions at which it is explained.
 
     These are the size hints that the user states. Without such hints, there are two combinations:
-    the default hints, and the largest sizes at which a run takes at most a second or two, or TIMES
-    as long as at the hints. For a model without dynamic dimensions, the result is a single empty
-    mapping.
+    the default hints, and the largest sizes at which a run is still short. A run is short if its
+    estimated cost is at most a second or two of one core, or at most TIMES the cost at the hints.
+    For a model without dynamic dimensions, the result is a single empty mapping.
     """
     found = planned.open
     if found is None:
