@@ -245,10 +245,10 @@ class _Steps:
     def _direct(self, name: str) -> tuple[Shown, ...]:
         """Return the ways to compute a value of the graph from the program's values.
 
-        These are all ways that use the whole of one written value, so that the value is
-        compared wherever a kernel writes it. If there are none, the value can only be computed by selecting or
-        combining elements of written values. Then one such way is returned; none for an output of
-        the model, because the output itself is compared.
+        These are all ways that use the whole of one written value, so that the value is compared
+        wherever a kernel writes it. If there are none, the value can only be computed by selecting
+        or combining elements of written values. Then one such way is returned; none for an output
+        of the model, because the output itself is compared.
         """
         shown = self._shown.get(name, ())
         direct = tuple(each for each in shown if each.whole)
@@ -376,8 +376,8 @@ def _rounding(graph: Graph, node: Node) -> float:
 def _in_range(right: np.ndarray, dtype: DType) -> np.ndarray:
     """Return the reference's array, with infinities in place of elements too large for float32.
 
-    For 16-bit types the array is returned unchanged, so that an infinity in the program is an
-    error.
+    For 16-bit types the array is returned unchanged, so that an infinity in the program's array
+    counts as an error where the reference is finite.
     """
     large = max(right.max(initial=0.0), -right.min(initial=0.0))
     if dtype is not DType.FLOAT32 or not large > np.finfo(np.float32).max:

@@ -353,9 +353,9 @@ def _race(
 ) -> tuple[Verdict, str]:
     """Race the tuned program against the untuned program.
 
-    If the tuned program is not faster, a second race is run with only those tuned schedules whose
-    own measurement shows a large gain, and defaults for the other workloads. If this program is not
-    faster either, the verdict selects the defaults.
+    If the tuned program is not faster, a second program is raced. It has only the tuned schedules
+    whose own measurement shows a large gain (`_is_sure`), and defaults for the other workloads. If
+    it is not faster either, the verdict selects the defaults.
 
     Returns:
         the verdict, and the id of the worker that ran all races; "" on the local machine or if

@@ -52,7 +52,7 @@ class GivenInputs:
     def provided(self, ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
         """Return the arrays that the user gives for the inputs of a program, by name.
 
-        If a sample has the same shapes as the inputs, these are its arrays. If several samples
+        If a sample has the same shapes as the inputs, its arrays are returned. If several samples
         match, consecutive seeds select consecutive samples. Inputs for which the user gives a
         number are filled with the number.
 

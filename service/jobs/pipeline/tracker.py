@@ -67,7 +67,7 @@ class Tracker:
         return changed
 
     def _bound(self, inputs: Sequence[events.TaskInputs]) -> None:
-        """Store in each task's row the lower bound of the task's time, if it is known."""
+        """Store in each task's row a lower bound of the time of any schedule, if it is known."""
         for task in inputs:
             if task.bound_seconds and math.isfinite(task.bound_seconds):
                 row = self.rows[task.key]

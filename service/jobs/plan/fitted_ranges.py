@@ -140,7 +140,7 @@ class FittedRanges:
         return [{**self.sizes, **row} for row in cycled]
 
     def take_other_sizes(self, error: InvalidModelError, attempt: Attempt) -> None:
-        """Fix one of the fixed dimensions to another size, because the model rejects its size.
+        """Change the size of one fixed dimension, because the model rejects the present sizes.
 
         Args:
             error: the model's error at the present sizes.
