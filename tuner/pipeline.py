@@ -255,9 +255,9 @@ class Pipeline:
         return self._numbers - 1
 
     def _count_busy(self) -> None:
-        """Add the time since the previous call to the timings of the busy runner.
+        """Record the time since the previous call as busy time of the runner.
 
-        Do so only if the runner was busy: if it had requests at the time of the previous call.
+        Do nothing if the runner was idle: if it had no requests at the time of the previous call.
         """
         if self._beside is None:
             return

@@ -471,7 +471,7 @@ def _own_columns(
 
 
 def _intensities(statement: ComputeCosts) -> Iterable[float]:
-    """Yield the arithmetic intensity of a statement (operations per byte touched) at loop depths.
+    """Yield a statement's arithmetic intensity (operations per byte touched) at several depths.
 
     There are CURVE values, for evenly spaced depths: the first is for the register tile alone, the
     last for all loops around it. Values between two loops are interpolated linearly. All are base-2
