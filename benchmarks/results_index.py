@@ -31,6 +31,7 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
         "race-bf16-1-thread": "bfloat16, one thread: 10 models",
         "race-bf16-2-threads": "bfloat16, two threads: 10 models",
         "race-int8-1-thread": "8 bits (QDQ), one thread: 8 models",
+        "race-avx2-int8-1-thread": "8 bits (QDQ), one thread, on a CPU without VNNI: 7 models",
         "race-int8-2-threads": "8 bits (QDQ), two threads: 8 models",
         "race-deit-small-qdq": "8 bits (QDQ), one thread: DeiT-small",
         "int4": "4-bit weights, one thread: decoding and prompts",
