@@ -451,7 +451,7 @@ def test_a_wrong_number_in_a_kernel_is_found_at_its_value(planned: Planned) -> N
             try:
                 ties += certified(planned, changed_one).excused > excused
             except WrongProgramError as error:
-                named.append(error.value == step.output)
+                named.append(step.output in (error.value, *error.written))
                 continue
             assert ties == 1, f"{name} of {step.output}"
     # the rest is found at a later value: in some plans the dequantised mean is not a separate value
