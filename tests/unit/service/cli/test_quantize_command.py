@@ -77,9 +77,10 @@ def test_static_int8(
     assert "calibrated on 6, measured on 2 samples of" in captured.out
     for word in ("quantising: int8", "timing kernels", "SQNR", "4 of 4", "first relu", "saved us"):
         assert word in captured.out
-    assert "all kernels on this machine" in captured.out
+    assert "all kernels on this machine" in " ".join(captured.out.split())
     assert f"quantised model: {output}" in captured.out
-    assert "tuned kernels: 0 of" in captured.out
+    # the width of the times decides where this line is wrapped
+    assert "tuned kernels: 0 of" in " ".join(captured.out.split())
     # tuned with the scales of these samples: of others the scales differ, and the kernels do not
     planned = plan_model(ModelRequest(output, Mode(), dims={"batch": 2}))
     storage = open_storage(Settings())
