@@ -184,7 +184,12 @@ def optimise(
 
 
 def unsuited_passes(target: Target) -> frozenset[str]:
-    """Return the names of graph passes that need instructions which the target lacks."""
+    """Return the names of graph passes that do not make models faster on a target.
+
+    The passes for products of quantised values are among them if the target multiplies 8-bit
+    integers no faster than float32. The pass for lookup tables is among them if the target lacks an
+    instruction that looks up bytes in two vectors.
+    """
     suited = {
         quantised_products: target.multiplies_bytes,
         quantised_activation_products: target.multiplies_bytes,

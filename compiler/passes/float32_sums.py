@@ -1,15 +1,21 @@
-"""Values that must stay float32 because they are sums of squares or products, or derived from them.
+"""Selection of results that must stay float32 when `mixed_precision` stores values in 16 bits.
 
-Before:                                     After:
-    %1 = matmul(%0, w)                          the same: %2 and %3 reach memory as float32,
-    %2 = mul(%1, %1)                            %4 may have 16 bits
-    %3 = reduce_sum(%2)
-    %4 = div(%1, sqrt(%3))
+Graph:                                      Type in memory, if the value is stored:
+    %1 = matmul(%0, w)                          %1 may have 16 bits
+    %2 = mul(%1, %1)                            %2 is float32: a square
+    %3 = reduce_sum(%2)                         %3 is float32: a sum
+    %4 = div(%1, sqrt(%3))                      %4 may have 16 bits
 
-The pass `mixed_precision` stores other values in 16 bits. A norm consists of several operators, and
-kernels may end between them. Its squares and sums may exceed float16, whose largest number is
-65504, even if the norm itself is of ordinary size. Moreover, the deviations from a rounded mean no
-longer add up to zero.
+These results stay float32:
+
+- squares and other powers, except powers with a constant exponent of at most 1;
+- sums and means over axes, with the operators that are fused with them;
+- results that may be as large as a square or a sum from which they are computed;
+- products of two computed values that only sums, means and average pools read.
+
+A norm consists of several operators, and kernels may end between them. Its squares and sums may
+exceed float16, whose largest number is 65504, even if the norm itself is of ordinary size.
+Moreover, the deviations from a rounded mean no longer add up to zero.
 """
 
 from __future__ import annotations
@@ -43,10 +49,14 @@ _SPREADS = (
 def float32_sums(graph: Graph, groups: Sequence[Group]) -> set[str]:
     """Return the outputs of `groups` that must be stored as float32.
 
-    Each group has the nodes of one kernel. The outputs to store as float32 are squares, sums and
-    means, and values that may be as large because they are computed from them. Roots, quotients of
-    two such values, and functions such as `log` and `tanh` have results of ordinary size. A product
-    of two values must also stay float32 if only sums read it.
+    Each group has the nodes of one kernel. Its output must be float32 in these cases:
+
+    - The output is a square or a sum, or may be as large because it is computed from one. Roots,
+      quotients of two large values, and functions such as `log` and `tanh` have results of ordinary
+      size.
+    - The group has a sum or a mean as its main operator.
+    - The output is a product of two values, neither of which is a constant or bounded (such as a
+      sigmoid), and all groups that read the product compute sums, means or average pools.
     """
     large = _large(graph)
     summed = {group.output for group in groups if _sums(group)}

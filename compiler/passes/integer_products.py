@@ -48,8 +48,10 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 _FLOAT = np.finfo(np.float32)
 
 _LEAST_CHANNELS = 4
-"""Number of input channels that fill one operand of a dot-product instruction. An image with three
-channels gets a fourth, whose weights are zero."""
+"""Minimum number of input channels of a convolution without groups: four 8-bit channels fill one
+32-bit operand of a dot-product instruction. An image with three channels gets a fourth, whose
+weights are zero. 16-bit channels are padded to four as well, although two of them fill an
+operand."""
 
 _LEAST_GROUP = 16
 """Minimum number of channels and of filters per group for which integers are faster than float32,
@@ -265,12 +267,13 @@ def _are_small(values: np.ndarray, group: int) -> bool:
 
 
 def _has_faster_floats(conv: Node, values: np.ndarray, group: int) -> bool:
-    """Whether a convolution is faster in float32 than with pairs of 16-bit integers.
+    """Whether a convolution of 16-bit activations is faster in float32 than with pairs of int16.
 
-    This is the case if Winograd's algorithm applies: a 3x3 convolution with pairs ran at 0.64 times
-    the speed of Winograd's algorithm in float32. It is also the case for a grouped convolution with
-    one input channel per group, which has no pairs. Other convolutions with pairs ran at 1.4 to 1.8
-    times the speed of float32.
+    float32 is faster if Winograd's algorithm applies: a 3x3 convolution with pairs ran at 0.64
+    times the speed of Winograd's algorithm in float32. float32 is also faster for a grouped
+    convolution with one input channel per group, which has no pairs. Other convolutions with pairs
+    ran at 1.4 to 1.8 times the speed of float32. The caller does not apply this rule to 8-bit
+    activations.
     """
     window = values.shape[2:]
     steps = {*ints(conv.attrs, "strides", (1,)), *ints(conv.attrs, "dilations", (1,))}

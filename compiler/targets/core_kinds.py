@@ -1,4 +1,4 @@
-"""Core kinds: groups of equal cores, such as the fast and the slow cores of a phone.
+"""Core kinds: the sets of equal cores of a machine, such as the fast and the slow ones of a phone.
 
 Only the standard library is used. The operating system's information may be missing or wrong. If it
 lacks the speed of any core, cores are distinguished only by their identifiers.
@@ -24,12 +24,14 @@ Processor = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class CoreKind:
-    """A group of equal logical cores.
+    """The logical cores of a machine that have the same model and about the same speed.
+
+    A desktop usually has one kind of cores, and a phone two or three.
 
     Attributes:
-        processor: identifier of the core (`DeviceFacts.processor`); "" if unknown.
-        hertz: the highest clock of the fastest of these cores; 0 if unknown.
-        cores: numbers of the cores, ascending.
+        processor: identifier of the cores' model (`DeviceFacts.processor`); "" if unknown.
+        hertz: the maximum clock in Hz of the fastest of the cores; 0 if unknown.
+        cores: Linux's numbers of the cores, ascending.
     """
 
     processor: str
