@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class NoEntryError(InvalidArgumentError, RuntimeError):
-    """The error for reading a configuration entry that was not added."""
+    """The error for reading a configuration entry that was not added.
+
+    It is a RuntimeError because ONNX Runtime raises a RuntimeError.
+    """
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -117,7 +120,8 @@ class SessionOptions:
         """Return the value of a configuration entry.
 
         Raises:
-            NoEntryError: if the entry does not exist.
+            RuntimeError: if the entry does not exist, as in ONNX Runtime. The error is also an
+                InvalidArgumentError.
         """
         return _entry(self.entries, "SessionOptions", key)
 
@@ -158,7 +162,8 @@ class RunOptions:
         """Return the value of a configuration entry.
 
         Raises:
-            NoEntryError: if the entry does not exist.
+            RuntimeError: if the entry does not exist, as in ONNX Runtime. The error is also an
+                InvalidArgumentError.
         """
         return _entry(self.entries, "RunOptions", key)
 
