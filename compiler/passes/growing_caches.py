@@ -7,12 +7,14 @@ Before:                                     After:
     output %1                                   %3 = attention(q, %2, %2)
                                                 output %1
 
-An input that is only used as the first part of an output (the keys and values of a decoder as most
-exporters write them) becomes a buffer with slack capacity after its rows, and so does the output.
-`room`, the number of unused rows, is a dimension that no input states. A caller that passes the
-output back as the next input chooses it when it allocates the buffer; in a single run it is 0. The
-buffer has the same strides in every step, so that only the added rows are written. Also called
-in-place key/value cache update, or past-present buffer sharing (ONNX Runtime).
+A growing cache is an output that consists of an input followed by new rows: the keys and values of
+a decoder, as most exporters write them. Input and output become one buffer with slack capacity:
+unused rows after the rows of the cache. The number of unused rows is a dimension of the graph
+(`room` in the example), whose size does not follow from the shapes of the caller's arrays. A
+session, which passes the output back as the next input, selects the size when it allocates the
+buffer; in a single run, the size is 0. The buffer has the same strides in every step, so that a
+step writes only the new rows. Also called in-place key/value cache update, or past-present buffer
+sharing (ONNX Runtime).
 
 This pass is not in the pipeline. It runs just before a graph is partitioned (`driver.make_plan`),
 because the types in its result describe buffers instead of the caller's arrays. A `Growth` states,

@@ -82,9 +82,16 @@ def _factors(graph: Graph, node: Node) -> set[DType]:
 
 
 def widen(graph: Graph, own: DType | None) -> Graph:
-    """Compute a graph's 16-bit floats in float32; its inputs and outputs keep their types.
+    """Return the graph with operators on float16 and bfloat16 computed in float32.
 
-    `own` is the type in which the pass `mixed_precision` stores values afterwards, or None.
+    Inputs and outputs of the graph keep their types: casts are added after the inputs and before
+    the outputs.
+
+    Args:
+        graph: the graph; one without 16-bit floats is returned unchanged.
+        own: the 16-bit float type in which the pass `mixed_precision` will store values afterwards;
+            None if it will not. Values of another 16-bit type keep this type where no operator
+            computes with them.
     """
     if not any(kind.dtype in HALVES for kind in graph.types.values()):
         return graph

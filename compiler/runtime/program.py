@@ -333,9 +333,11 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class SizeBranch:
-    """Instruction: run `below` if a dimension's size is at most a limit, otherwise `above`.
+    """Instruction: run `below` if a dynamic dimension's size is at most a limit, otherwise `above`.
 
-    The limit is `last * dimension.multiple`.
+    The limit is `last * dimension.multiple`. A dynamic dimension may be divided into intervals with
+    a separate kernel each; the instruction selects the kernel by the size of the dimension in the
+    current run.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(scope=_deeper)

@@ -53,6 +53,18 @@ class StateBuffer:
 class SessionState:
     """A state of a session: an input, and the output that becomes this input in the next step.
 
+    The current value is in one of three private attributes:
+
+    - `_now`: the buffer of the current value, which a step may overwrite. It is None before the
+      first step, and after a step that returned the new value as a separate array.
+    - `_held`: this separate array; otherwise None.
+    - `_first`: the initial value; None for zeros. It is the current value while `_now` and `_held`
+      are None.
+
+    `_next` is the buffer that the present step writes. `_spare` is a second buffer for the next
+    value, which a step uses if it cannot overwrite the current value; the two buffers then change
+    roles after each step.
+
     Args:
         name: the name of the input.
         input_, output: the indices of the input and of the output.
@@ -332,10 +344,16 @@ class SessionStep(NamedTuple):
 
 
 def with_rooms(executable: Executable, moves: Sequence[StateMove]) -> SessionStep:
-    """Plan a step that uses slack capacities if possible, and otherwise a step without them.
+    """Plan a step of a session, with unused rows (rooms) at the ends of growing states if possible.
 
-    Slack capacities are possible if each output of the program with slack is a state that the step
-    updates in place.
+    A program may append rows to a state, such as a cache, in a buffer with memory for more rows
+    (slack capacity). It can do so only if each output that it writes in this way is a state which
+    the step updates in place. Otherwise, the returned plan has no rooms, and its states are in
+    buffers without unused rows.
+
+    Args:
+        executable: the executable that runs the step.
+        moves: the update of each state.
     """
     by_output = {move.state.output: move for move in moves if move.in_place}
     rooms: list[StateRoom] = []

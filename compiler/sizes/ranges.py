@@ -326,8 +326,10 @@ def _multiples(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Di
 def _between(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
     """Restrict one dimension to two or more neighbouring sizes at which `difference` is 0.
 
-    `difference` is a dynamic size, such as `n // 512 - 1`, which is 0 for n from 512 to 1023. The
-    result is None if no such sizes are found, or if `chosen` has several dimensions.
+    `difference` is a dynamic size, a formula over dimensions. For example, a voice detector pads n
+    samples by 320 and must get exactly one window of 512. Then `difference` is `(n + 320) // 512 -
+    1`, which is 0 for n from 192 to 703. The result is None if no such sizes are found, or if
+    `chosen` has several dimensions.
     """
     if len(chosen) != 1:
         return None

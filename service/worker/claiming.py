@@ -22,8 +22,9 @@ _REQUEST_ID = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
 
 MOST_DAMAGED = 4
-"""Number of damaged downloads of one blob after which the lease fails. If the service's own copy is
-damaged, retries would never end."""
+"""Number of damaged downloads of one blob (a file, named by its SHA-256) after which the lease
+fails. A few retries suffice for errors of the network. Each retry downloads the whole blob again,
+and if the service's own copy is damaged, no retry can succeed."""
 
 
 class Claimer:

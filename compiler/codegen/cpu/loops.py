@@ -115,8 +115,9 @@ def repeating_tail(known: int, extent: int, step: int) -> Tail | None:
             the whole axis may be shorter than a full tile. Otherwise None: the caller selects
             another kind of tail.
 
-    Tiles of 4, 2 and 1 rows (HALVES) would not be faster, because they have too few sums to hide
-    the latency of multiply-adds, and their code is three times as long.
+    Tiles of 4, 2 and 1 rows (HALVES) would not be faster than a full tile, because they have too
+    few sums to hide the latency of multiply-adds. Their code was a third of the code of an object
+    detector's products.
     """
     if bounds(extent)[0] >= step:
         return Tail.OVERLAPPED
@@ -516,11 +517,21 @@ def _overlapping(
 
 
 def _rows(emitter: Emitter, segment: Segment, counter: Value, first: int) -> tuple[Value, ...]:
-    """Emit the row numbers of a tile, one for each row that its code computes.
+    """Emit the row numbers of a tile, one for each row that the code of the tile computes.
 
-    If the tile has fewer rows at run time, the number of its last row is repeated. The numbers are
-    computed inside the loop over the tile, so that loads at these rows stay in the loop: if the
-    loop runs zero times, the rows do not exist.
+    The code computes `segment.room` rows, and the segment has `segment.width` rows at run time,
+    which may be fewer. Row numbers past the end of the segment are replaced by the number of its
+    last row. Numbers start at 0 in the first row of the segment.
+
+    The numbers are computed inside the loop over the segment's tiles, so that loads at these rows
+    are not hoisted out of the loop. If the loop runs zero times, the rows do not exist, and such
+    loads would be invalid.
+
+    Args:
+        emitter: builds the function's text.
+        segment: the segment of the tile; its last row may be repeated.
+        counter: the loop counter at the tile.
+        first: the value of the loop counter at the segment's first tile.
     """
     last = emitter.size(segment.width - 1)
     least = partial(emitter.call, DType.INT64, 1, "llvm.smin.i64", depth=emitter.depth)

@@ -118,9 +118,12 @@ def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
     """Return the number of the current pass over a panel of weights, and the number of passes.
 
     `passes` are the loops around the reduction, outermost first, in whose tiles the same panel is
-    read again; one combination of their tiles is one pass. In a narrower tile that repeats its last
-    row, the result is pass 0 of 1: its weights were loaded for the full tiles, and it is too short
-    for prefetches of its own.
+    read again; one combination of their tiles is one pass.
+
+    In a narrower tile that repeats its last row, the result is pass 0 of 1, so that this tile does
+    not prefetch the next panel. After full tiles, its own weights are in the cache already, and it
+    is too short to load a part of the next panel meanwhile. When such tiles still prefetched, the
+    tile of one row in a product with ten rows had to wait for half a panel.
     """
     number, count = Linear(), 1
     if any(context.environment[tile.axis].start.of(Kind.REPEATED) for tile in passes):

@@ -7,9 +7,10 @@ one.
 
 The line is scratch memory for the results of the first pass. It has an element for each input
 position along the last axis, and padding elements around them that do not change any result, such
-as -inf for a maximum. Vectors therefore never read outside the image. The work for a window of k by
-k taps is 2 k instead of k * k. For sums, rounding errors are smaller than with a single sum of all
-taps, because chains of additions are shorter.
+as -inf for a maximum. Vectors therefore never read outside the image, along whichever axis their
+lanes run. For a window of k by k taps, each output takes 2 k operations instead of k * k. The
+longest chain of additions in a sum has 2 k steps instead of k * k, so that rounding errors are
+smaller than with a single sum of all taps.
 """
 
 from __future__ import annotations

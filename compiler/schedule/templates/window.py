@@ -239,9 +239,13 @@ def _window_axes(found: WindowReduction) -> list[Axis]:
 
 
 def _clips_tile(found: WindowReduction) -> bool:
-    """Whether a loop over taps must be clipped along the tile axis.
+    """Whether the first or last outputs of a row need a loop over fewer taps than the others.
 
-    A tile is then one output wide.
+    A tap is an element of the window. Near the border of the image, taps in the padding are skipped
+    by shortening (clipping) the loop over the taps. Each output along the tile axis then needs
+    other bounds of this loop. Outputs of one register tile share the loop, so the tile must have
+    the width of one output, unless all taps are unrolled instead. The result is False if the loops
+    over taps never meet padding along the tile axis.
     """
     axes = _window_axes(found)
     loops = axes[:-1] if _has_static_row(found) else axes

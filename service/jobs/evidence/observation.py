@@ -223,7 +223,12 @@ class Observation:
         return True
 
     def _port_groups(self) -> Iterator[list[str]]:
-        """Yield the names of the outputs, in groups that are small enough for one fetch."""
+        """Yield the names of the program's outputs, in lists that are small enough for one fetch.
+
+        Each fetch runs the program once. A model may be compiled as several programs, in which
+        case one program of an object detector has hundreds of outputs: a run for each would take
+        too long.
+        """
         return ([port.name for port in group] for group in self._ports)
 
     def _fetched(self, group: Sequence[Written]) -> dict[str, np.ndarray]:

@@ -50,7 +50,8 @@ def floats(node: OnnxNode, values: object, dtype: DType) -> str:
 def post_transform(node: OnnxNode, scores: str, transform: str) -> str:
     """Apply a post transform, such as "SOFTMAX", to each row of scores (rows, classes).
 
-    With a single class, SOFTMAX gives 1 for every score.
+    SOFTMAX_ZERO is a softmax in which scores of zero stay zero; see `_softmax_zero`. With a single
+    class, SOFTMAX gives 1 for every score, and SOFTMAX_ZERO for every score except zero.
 
     Raises:
         InvalidModelError: if ONNX does not define the transform.
@@ -92,7 +93,8 @@ def _softmax_zero(node: OnnxNode, scores: str, dtype: DType) -> str:
     """Emit SOFTMAX_ZERO, a softmax over each row in which a score of zero stays zero.
 
     A score x has the numerator exp(x - m), or x exp(-m) if x is near zero, where m is the row's
-    largest score. Elements of a row of zeros become 0.5, as in ONNX's reference.
+    largest score. It is divided by the sum of the row's numerators. If this sum is zero, as in a
+    row of zeros, every element of the row becomes 0.5, as in ONNX's reference.
     """
     largest = node.emit("reduce_max", [scores], axes=(1,), keepdims=1)
     powers = node.emit("exp", [node.emit("sub", [scores, largest])])
