@@ -62,10 +62,13 @@ class ComparedSide:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A row of the comparison: a workload of A and the corresponding workload of B.
+    """A row of the comparison of A and B: a workload of A and the corresponding workload of B.
 
-    `a` and `b` are the same workload, or two workloads that differ only in element types or
-    layouts. One of them is None if its side has no such workload.
+    Attributes:
+        a: the workload of A; None if A has none that corresponds to `b`.
+        b: the workload of B; None if B has none that corresponds to `a`. It has the same key as
+            `a`, or another key and the same name: the two compute the same operators in different
+            element types or layouts.
     """
 
     a: ComparedKernel | None
@@ -73,7 +76,10 @@ class Pair:
 
     @property
     def alike(self) -> bool:
-        """Whether the row pairs two workloads that differ in element types or layouts."""
+        """Whether the row has a workload of A and a workload of B with different keys.
+
+        They have the same name, and differ in element types or layouts.
+        """
         return self.a is not None and self.b is not None and self.a.key != self.b.key
 
     @property
@@ -159,7 +165,8 @@ class ModelDifference:
     Attributes:
         a: side A.
         b: side B.
-        pairs: the pairs of corresponding workloads, the largest time difference first.
+        pairs: one row per workload, with the corresponding workload of the second side; the largest
+            difference of time per run of the model first.
     """
 
     a: ComparedSide
@@ -220,10 +227,11 @@ def difference(a: ComparedSide, b: ComparedSide) -> ModelDifference:
 
 
 def _matched(pairs: Sequence[Pair], identity: Callable[[ComparedKernel], Hashable]) -> list[Pair]:
-    """Join pairs that have only one side, if their workloads have the same `identity`.
+    """Join rows that have a workload of only A with rows that have a workload of only B.
 
-    An identity is used only if A and B have equally many such workloads; these are joined in order.
-    Returns all pairs.
+    Two workloads are joined if the function `identity` returns the same value for both. A value is
+    used only if equally many unjoined workloads of A and of B have it; they are joined in order.
+    Returns all rows, joined or not. Workloads without a name are not joined.
     """
     sides: tuple[dict[Hashable, list[ComparedKernel]], ...] = {}, {}
     for pair in pairs:

@@ -232,18 +232,22 @@ class CompilationCache:
         *,
         replacing: bool = False,
     ) -> Model | None:
-        """Compile a model, and add it to the cache folder if possible.
+        """Compile a model, and store its artifact in the cache folder if possible.
 
-        Returns the compiled model, whether or not it was stored. Returns None if the folder did not
-        call `compiling`, for example because other users may write to it.
+        Returns the compiled model, even if it could not be stored: it has several programs, its
+        file changed meanwhile, or the disk is full, for example. Returns None if the model was not
+        compiled, because the folder cannot be created or other users may write to it. The caller
+        then compiles the model without the cache.
 
         Args:
-            key: the key of the entry.
+            key: the key of the new cache entry.
             source: the model with its digest.
             locations: the external-data files of the model.
-            compiling: compiles the model and writes its artifact to the given path.
-            asked: the recorded queries to the source of schedules.
-            replacing: whether to replace an existing entry.
+            compiling: compiles the model, writes its artifact to the given path, and returns the
+                model.
+            asked: the source of schedules for the compilation, which records its queries; they are
+                stored in the entry. None if there is no such source.
+            replacing: whether to replace an existing entry; if not, an existing entry is kept.
         """
         assert self._folder is not None
         made: list[Model] = []

@@ -77,7 +77,15 @@ def extent(sizes: Sequence[int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A workload that has a served record, and differs from another workload only in sizes."""
+    """A workload with a served record that differs from a requested workload only in sizes.
+
+    Workloads of one family (`WorkloadShape.family`), in contrast, have equal sizes and differ in
+    numbers such as scales.
+
+    Attributes:
+        workload_key: the key of the workload.
+        sizes: the sizes, as in `WorkloadShape.sizes`.
+    """
 
     workload_key: str
     sizes: tuple[int, ...]

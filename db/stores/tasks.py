@@ -223,9 +223,11 @@ class WorkloadStore:
         return found
 
     def list_workloads(self, *, limit: int, after: Position | None = None) -> Page[StoredWorkload]:
-        """Return a page of workloads with their texts, newest first.
+        """Return a page of stored workloads, newest first.
 
-        `after` is the position `Page.next` of the previous page.
+        Each one has its key, its time of upload and its text: the graph of operators with types,
+        shapes and layouts, from which the workload can be parsed. `limit` is the maximum number of
+        workloads on the page, and `after` is the position `Page.next` of the previous page.
 
         Raises:
             PositionError: if no workload can have the position `after`.

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Inputs for one run of a model.
+    """The input arrays for one run of a model, with a text that states their sizes.
 
     Attributes:
-        sizes: the dynamic sizes as text, or the shapes of a sample; "" if all sizes are fixed.
-        arrays: the inputs by name.
+        sizes: for random inputs, the sizes of the model's dynamic dimensions, such as
+            `batch=1, sequence=128`; "" if it has none. For a sample that the user gave, the names
+            and shapes of its arrays, such as `ids 1x12, mask 1x12`.
+        arrays: the arrays by the name of the input.
     """
 
     sizes: str

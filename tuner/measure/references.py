@@ -81,9 +81,12 @@ class Prepared:
         return all(each.done() for each in self.made)
 
     def cases(self) -> tuple[ExpectedOutput, ...] | NoReference:
-        """Wait for the expected outputs, and return them with their size points.
+        """Wait until all expected outputs are computed, and return them in the order of `asked`.
 
-        If some could not be computed, return the first NoReference instead.
+        Candidates are checked with every output, and timed only with the inputs of those outputs
+        whose attribute `point` is set: one for each size point, with the first of its sets of
+        random inputs. If an output could not be computed, the first NoReference is returned
+        instead.
         """
         found: list[ExpectedOutput] = []
         for (point, draw), made in zip(self.asked, self.made, strict=True):

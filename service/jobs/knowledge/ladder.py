@@ -200,11 +200,19 @@ def _nearest(
 
 
 class _Borrowing:
-    """Decides whether a workload can borrow the schedule of a record.
+    """A predicate: whether a workload can use (borrow) the schedule of another workload's record.
 
-    A call takes the workload's record key and a record, and returns the decision. The schedule
-    space and the failed schedules of a workload are cached, because there may be hundreds of calls
-    per workload.
+    A call takes the record key of the workload and the record, and returns the decision. A schedule
+    can be borrowed if it is in the schedule space of the workload, and no trial of it on this
+    workload has failed. The schedule space and the failed schedules of each workload are cached,
+    because there may be hundreds of calls per workload.
+
+    Args:
+        wanted: the workloads by their record keys, all of one mode.
+        mode: the mode of the keys.
+        storage: the database.
+        holding: whether a record must also have a certificate, and the present version of code
+            generation.
     """
 
     def __init__(

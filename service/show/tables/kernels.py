@@ -9,10 +9,13 @@ from tilewright.service.show.units import count, microseconds, speedup
 
 
 def pairs(a: str = "", b: str = "") -> tuple[Column[Any], ...]:
-    """Return the columns of a comparison of kernels. The item of each row is a `difference.Pair`.
+    """Return the columns of a table that compares kernels of A and B, two jobs or two artifacts.
 
-    `a` and `b` are the ids of the compared jobs; times link to the pages of their tasks. They are
-    "" for artifacts.
+    Each row of the table shows one `difference.Pair`.
+
+    Args:
+        a: the id of job A, with which times link to the pages of its tasks; "" for an artifact.
+        b: likewise for B.
     """
 
     def time(kernel: Any, job_id: str) -> Cell:
