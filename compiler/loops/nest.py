@@ -50,14 +50,14 @@ class Binding(StrEnum):
 class Order(StrEnum):
     """The order in which code generation emits the points of a register tile.
 
-    A point is one combination of values of the unrolled axes. GREEDY first emits the points that
-    need the fewest loads of elements that are not in registers yet. PROGRAM keeps the order of the
-    unrolled axes.
+    A tile point is one combination of values of the unrolled axes. GREEDY first emits the tile
+    points that need the fewest loads of elements that are not in registers yet. PROGRAM keeps the
+    order of the unrolled axes.
     """
 
     GREEDY = "greedy"
-    """The points with the fewest new loads first. A GEMM becomes a sequence of outer products; a
-    depthwise convolution reads each input once, and adds it to all sums that need it."""
+    """The tile points with the fewest new loads first. A GEMM becomes a sequence of outer products;
+    a depthwise convolution reads each input once, and adds it to all sums that need it."""
     PROGRAM = "program"
 
 
@@ -131,10 +131,9 @@ class Store:
 class Compute:
     """A tensor expression and its register tile: the innermost computation of a loop nest.
 
-    A point of the register tile is one combination of values of the unrolled axes. Without a
-    combiner, `body` is evaluated and stored at each point. With a combiner, each combination of
-    values of the axes that are not reduced has an accumulator, and the results are stored after the
-    reduction.
+    A tile point is one combination of values of the unrolled axes. Without a combiner, `body` is
+    evaluated and stored at each tile point. With a combiner, each combination of values of the axes
+    that are not reduced has an accumulator, and the results are stored after the reduction.
 
     Attributes:
         stores: the stores of the results.
@@ -146,8 +145,8 @@ class Compute:
         unroll: the axes of the register tile, which are unrolled.
         vector: the axis along the lanes. If it is a reduction axis, the lanes are combined at the
             end.
-        partial: reduction axes whose unrolled points have separate accumulators, which are combined
-            at the end.
+        partial: reduction axes whose unrolled tile points have separate accumulators, which are
+            combined at the end.
         order: the order in which the points of the tile are emitted.
         skip_padding: whether no code is emitted for a load that always reads padding.
         store_vector: an unrolled axis along which the lanes are stored, after a transpose in

@@ -36,8 +36,8 @@ class Kind(Enum):
     """Index of a row in a tile that may have fewer rows than its code computes. The last row is
     repeated in place of the missing ones."""
     PACKED = auto()
-    """Index of an element in a group. A group is one 32-bit or 64-bit operand of a dot-product
-    instruction."""
+    """Index of an element in a dot-product group. A dot-product group is one 32-bit or 64-bit
+    operand of a dot-product instruction."""
 
 
 class Padding(Enum):

@@ -47,7 +47,7 @@ def loads_ahead(
         budget: the number of vector registers, and how many of them hold accumulators.
         accesses: the accesses of the operands.
         points: the points of the register tile: all combinations of indices on its unrolled axes.
-        order: the points in the order in which they are computed.
+        order: the tile points in the order in which they are computed.
     """
     emitter = context.emitter
     found = [

@@ -1,9 +1,9 @@
 """Lowering of one `Compute`: a tensor expression over a register tile.
 
 The unrolled axes have constant values during code generation, and code is emitted separately for
-each combination of their values (a point). The generator thus skips points in padding and zeros of
-constant matrices, and emits narrower tiles at the end of an axis, without code paths for these
-cases.
+each combination of their values (a tile point). The generator thus skips tile points in padding and
+zeros of constant matrices, and emits narrower tiles at the end of an axis, without code paths for
+these cases.
 """
 
 from __future__ import annotations
@@ -274,8 +274,8 @@ class ComputeLowering:
         """Return a function that emits one step of the reduction.
 
         The function takes the values of an accumulator and a point of the register tile (one index
-        per unrolled axis). It evaluates the `Compute`'s expression at this point, and returns the
-        values of the accumulator combined with the result.
+        per unrolled axis). It evaluates the `Compute`'s expression at this tile point, and returns
+        the values of the accumulator combined with the result.
         """
         lanes = self.context.lanes
         if not self.reduces_lanes:
@@ -360,9 +360,9 @@ class ComputeLowering:
     def _join(self, combiner: Combiner | Fold, values: dict[Key, Partial]) -> dict[Point, Partial]:
         """Combine the accumulators of each output element to one; return one result per element.
 
-        The keys of the result are the element's indices on the unrolled output axes (its point).
-        The accumulators of an element are combined in a binary tree. If the vector axis is reduced,
-        the lanes are then combined.
+        The keys of the result are the element's indices on the unrolled output axes (its tile
+        point). The accumulators of an element are combined in a binary tree. If the vector axis is
+        reduced, the lanes are then combined.
         """
         groups: dict[Point, list[Partial]] = {}
         for (point, _), partial in values.items():
@@ -496,7 +496,8 @@ class ComputeLowering:
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:
-    """Return a function that selects from a point, a tuple of indices, the indices at `positions`.
+    """Return a function that selects from a tile point, a tuple of indices, the indices at
+    `positions`.
 
     For positions (0, 2), it maps (4, 5, 6) to (4, 6).
     """

@@ -36,7 +36,7 @@ def paired_vectors(points: Sequence[Point], access: Access) -> dict[Place, Place
     Args:
         points: the points of the register tile, one index per unrolled axis. Points at which the
             access is out of bounds are ignored.
-        access: the access, which loads one vector per point.
+        access: the access, which loads one vector per tile point.
     """
     places = _places(points, access)
     size = access.tensor.dtype.bytes

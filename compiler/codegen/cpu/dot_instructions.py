@@ -1,8 +1,9 @@
 """Dot products of groups of 8-bit or 16-bit elements, added to 32-bit accumulators.
 
-An operand is a vector of 32-bit elements, each of which holds a group of 4 int8 or uint8, or of 2
-int16 or bfloat16. The family of the target defines the instructions. Products of integers are exact
-on every target, without intermediate saturation. The first available method is used:
+An operand is a vector of 32-bit elements, each of which holds a dot-product group of 4 int8 or
+uint8, or of 2 int16 or bfloat16. The family of the target defines the instructions. Products of
+integers are exact on every target, without intermediate saturation. The first available method is
+used:
 
 1. A dot-product instruction for the two types.
 2. For 8-bit types, an instruction for the other signedness of one operand. The lower seven bits
@@ -11,13 +12,16 @@ bit 7 are therefore computed separately and subtracted.
 3. For 8-bit types, an instruction that requires seven-bit values in one operand. The products with
 bit 7 are computed separately: bit 7 is moved to bit 0 before the product, and the product is
 shifted left by seven.
-4. Widening multiplications of int16 vectors by a scalar (`vwmacc.vx`), for one element of the group
-at a time.
-5. For 8-bit types, conversion to groups of int16: first of the even elements, then of the odd ones.
-6. For groups of int16, widening multiplications of vectors (`smlal`), or plain arithmetic.
+4. Widening multiplications of int16 vectors by a scalar (`vwmacc.vx`), for one element of the
+dot-product group at a time.
+5. For 8-bit types, conversion to dot-product groups of int16: first of the even elements, then of
+the odd ones.
+6. For dot-product groups of int16, widening multiplications of vectors (`smlal`), or plain
+arithmetic.
 
-Groups of bfloat16 are multiplied by an instruction, or by two float32 multiply-adds. A bfloat16 is
-the upper half of a float32: a shift and a mask convert the two elements of a group.
+Dot-product groups of bfloat16 are multiplied by an instruction, or by two float32 multiply-adds. A
+bfloat16 is the upper half of a float32: a shift and a mask convert the two elements of a
+dot-product group.
 """
 
 from __future__ import annotations
@@ -43,8 +47,8 @@ def multiply_add(
 ) -> Value:
     """Emit `accumulator + sum(left[i] * right[i])` for each lane, and return it.
 
-    `left` and `right` are vectors with 32 bits per lane. Each lane holds a group of elements, over
-    which i runs. Their types are `types[0]` in `left` and `types[1]` in `right`.
+    `left` and `right` are vectors with 32 bits per lane. Each lane holds a dot-product group of
+    elements, over which i runs. Their types are `types[0]` in `left` and `types[1]` in `right`.
 
     Raises:
         ScheduleError: if the target has no instruction for the types, and they are not both 8-bit
@@ -149,9 +153,10 @@ def _shifted(emitter: Emitter, shift: str, value: Value) -> Value:
 
 
 def _halved(emitter: Emitter, dtype: DType, value: Value, part: int) -> Value:
-    """Convert the even (`part` 0) or odd (1) 8-bit elements of each group to int16.
+    """Convert the even (`part` 0) or odd (1) 8-bit elements of each dot-product group to int16.
 
-    A group has four elements in 32 bits, so the result has two int16 numbers in 32 bits.
+    A dot-product group has four elements in 32 bits, so the result has two int16 numbers in 32
+    bits.
     """
     lanes = 2 * value.lanes
     text = type_text(DType.INT16, lanes)
@@ -169,9 +174,9 @@ def _by_elements(
 ) -> Value | None:
     """Emit dot products as widening multiplications of an int16 vector by an int16 scalar.
 
-    Each multiplication handles one element of every group, so the elements are first extracted from
-    the groups. If the groups were created by interleaving vectors of elements, LLVM removes the
-    interleaving and the extraction. Return None for types other than integers.
+    Each multiplication handles one element of every dot-product group, so the elements are
+    extracted first. If the dot-product groups were created by interleaving vectors of elements,
+    LLVM removes the interleaving and the extraction. Return None for types other than integers.
     """
     if types != _PAIRS and not set(types) <= set(_BYTES):
         return None
@@ -200,9 +205,10 @@ def _extended(emitter: Emitter, value: Value, sums: Value) -> Value:
 
 
 def _element(emitter: Emitter, dtype: DType, group: Value, place: int) -> Value:
-    """Return element number `place` of each group as int16; 0 if an incomplete group lacks it.
+    """Return element number `place` of each dot-product group as int16; 0 if an incomplete
+    dot-product group lacks it.
 
-    A group is the elements in one 32-bit lane.
+    A dot-product group is the elements in one 32-bit lane.
     """
     if group.lanes == 1:
         parts = emitter.parts.get(group.name)

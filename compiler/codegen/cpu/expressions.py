@@ -1,8 +1,8 @@
 """Evaluation of tensor expressions at the points of a register tile.
 
-A point is one index per unrolled axis. The expression tree is the same at every point. The
-generator therefore converts the tree to a list of steps once, and executes these steps at each
-point.
+A tile point is one index per unrolled axis. The expression tree is the same at every tile point.
+The generator therefore converts the tree to a list of steps once, and executes these steps at each
+tile point.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ Evaluator = Callable[[Point, Partial], Value]
 index per unrolled axis) and the values of the accumulator there."""
 
 _Step = Callable[[Point, Partial, list[Value]], Value]
-"""Emits one node of an expression and returns its value. The arguments are a point (one index per
-unrolled axis), the values of the accumulator there, and the values of the nodes emitted before."""
+"""Emits one node of an expression and returns its value. The arguments are a tile point (one index
+per unrolled axis), the values of the accumulator there, and the values of the nodes emitted
+before."""
 
 
 def evaluator(
@@ -50,8 +51,8 @@ def evaluator(
 ) -> Evaluator:
     """Return a function that emits an expression at one point of a register tile.
 
-    The function takes the point (one index per unrolled axis) and the values of the accumulator
-    there, and returns the value of the expression. `points` are all points of the tile.
+    The function takes the tile point (one index per unrolled axis) and the values of the
+    accumulator there, and returns the value of the expression. `points` are all points of the tile.
     """
     numbers: dict[Expr, int] = {}
     steps: list[_Step] = []
@@ -75,8 +76,8 @@ def items_evaluator(
 ) -> Callable[[Point], Partial]:
     """Return a function that emits all items of a tuple expression at one point of a register tile.
 
-    The function takes the point (one index per unrolled axis), and returns the values of the items.
-    An expression that is not a tuple counts as a tuple of one item.
+    The function takes the tile point (one index per unrolled axis), and returns the values of the
+    items. An expression that is not a tuple counts as a tuple of one item.
     """
     items = [evaluator(context, budget, item, accesses, points) for item in items_of(expr)]
     return lambda point: tuple([item(point, ()) for item in items])

@@ -85,8 +85,8 @@ def _scalars(context: Context, budget: RegisterBudget, access: Access, points: P
 def _single_elements(place: LoadSite) -> Value:
     """Load the elements of one dot-product group separately, and combine them into an integer.
 
-    This is used if the elements are not adjacent, if the memory after an incomplete group may not
-    be read, or if the target multiplies one element of a group at a time.
+    This is used if the elements are not adjacent, if the memory after an incomplete dot-product
+    group may not be read, or if the target multiplies one element of a dot-product group at a time.
     """
     return _group(place, 0)
 
@@ -112,20 +112,22 @@ def _takes_elements(emitter: Emitter, dtype: DType) -> bool:
 
 
 def _separate_groups(place: LoadSite) -> Value:
-    """Load the elements of each lane's dot-product group one by one, and return the groups.
+    """Load the elements of each lane's dot-product group one by one, and return the dot-product
+    groups.
 
-    This serves groups with fewer elements than a lane holds, if it is not known whether the memory
-    after such a group may be read.
+    This serves dot-product groups with fewer elements than a lane holds, if it is not known whether
+    the memory after such a dot-product group may be read.
     """
     return _collected(place, (_group(place, behind) for behind in place.separate))
 
 
 def _interleaved(place: LoadSite) -> Value:
-    """Load groups whose elements lie in separate vectors: load these vectors and interleave them.
+    """Load dot-product groups whose elements lie in separate vectors: load these vectors and
+    interleave them.
 
-    A group is one operand of a dot-product instruction, such as four int8. Vectors that are
-    adjacent in memory are loaded together. If a group has fewer elements than a lane holds, the
-    missing ones are arbitrary, because the other operand has zeros there.
+    A dot-product group is one operand of a dot-product instruction, such as four int8. Vectors that
+    are adjacent in memory are loaded together. If a dot-product group has fewer elements than a
+    lane holds, the missing ones are arbitrary, because the other operand has zeros there.
     """
     emitter, access, lanes, active = place.emitter, place.access, place.lanes, place.active
     size = access.tensor.dtype.bytes

@@ -574,7 +574,7 @@ def _clip(
 
     Return None if this is the whole axis. The result is also None if the range differs between
     points of the register tile (combinations of indices on the unrolled axes). The bounds of each
-    load are then checked at each point.
+    load are then checked at each tile point.
     """
     if outer.start.terms or outer.start.constant or axis.extent == 1:
         return None

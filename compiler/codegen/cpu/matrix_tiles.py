@@ -42,8 +42,8 @@ _UPPER, _LOWER = (0, 1, 4, 5), (2, 3, 6, 7)
 def matrix_tile(context: Context, compute: Compute, spatial: Sequence[Tile]) -> MatrixTile | None:
     """Return the register tile of a `Compute` that uses matrix instructions; None for any other.
 
-    Such a `Compute` has operands of 64 bits along its axis `Compute.dot`, such as groups of eight
-    int8.
+    Such a `Compute` has operands of 64 bits along its axis `Compute.dot`, such as dot-product
+    groups of eight int8.
 
     Raises:
         ScheduleError: if the target has no matrix instruction for the types, or the vector axis
@@ -77,9 +77,9 @@ def _moves(load: Load, compute: Compute) -> bool:
 
 
 def _pair(point: Point, at: int) -> tuple[Point, Point]:
-    """Return the two points that form a pair along the axis at position `at`; one is `point`.
+    """Return the two tile points that form a pair along the axis at position `at`; one is `point`.
 
-    A point is a tuple of indices, one per axis. The first of the two has an even index on this
+    A tile point is a tuple of indices, one per axis. The first of the two has an even index on this
     axis, the second the next odd one.
     """
     first = point[at] & ~1
@@ -155,13 +155,13 @@ class MatrixTile:
         accesses: Accesses,
         points: Points,
     ) -> None:
-        """Emit the products at the points of `order`, and add them to the sums in `current`.
+        """Emit the products at the tile points of `order`, and add them to the sums in `current`.
 
         Args:
             budget: the vector registers for hoisted loads.
             current: the sums by key, as the blocks that `turned` returns; updated in place.
-            order: the points (one index per unrolled axis) in the order of their computation.
-            key_of: returns the key of the sum to which a point contributes.
+            order: the tile points (one index per unrolled axis) in the order of their computation.
+            key_of: returns the key of the sum to which a tile point contributes.
             accesses: the accesses of the operands.
             points: the points of the register tile.
 
@@ -194,10 +194,11 @@ class MatrixTile:
                 self._blocks(current, [key_of(each) for each in pair], rows, right(point, ()))
 
     def _row(self, left: Evaluator, point: Point, present: bool) -> Value:
-        """Return the left operand's group of eight bytes at a point; zeros unless `present`.
+        """Return the left operand's dot-product group of eight bytes at a tile point; zeros unless
+        `present`.
 
-        A point is a combination of indices on the unrolled axes. `present` is false if the product
-        at this point is skipped, as in padding.
+        A tile point is a combination of indices on the unrolled axes. `present` is false if the
+        product at this tile point is skipped, as in padding.
         """
         return left(point, ()) if present else self._emitter.const(0, DType.INT64)
 
@@ -230,8 +231,8 @@ class MatrixTile:
 
         Args:
             sums: the 2x2 sums.
-            rows: the left operand's group of eight bytes in each row.
-            columns: the right operand's groups in four columns.
+            rows: the left operand's dot-product group of eight bytes in each row.
+            columns: the right operand's dot-product groups in four columns.
             number: 0 selects the first two columns, 1 the last two.
         """
         emitter, found = self._emitter, self._instruction

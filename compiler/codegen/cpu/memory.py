@@ -1,7 +1,7 @@
 """Loads and stores at the points of a register tile.
 
-A point is one index per unrolled axis. The method of loading elements is selected once per access
-(`load_plan`). Lanes that are not contiguous are stored one by one.
+A tile point is one index per unrolled axis. The method of loading elements is selected once per
+access (`load_plan`). Lanes that are not contiguous are stored one by one.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from tilewright.compiler.sizes import is_dynamic, known_divisor
 
 
 class Loader:
-    """The loads of one access; calling it with a point emits the load there, and returns its value.
+    """The loads of one access; calling it with a tile point emits the load there, and returns its
+    value.
 
-    A point is one index per unrolled axis. Each address is loaded only once, unless the tensor was
-    written in between.
+    A tile point is one index per unrolled axis. Each address is loaded only once, unless the tensor
+    was written in between.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Loader:
         self._plan = load_plan(context, budget, access, points)
 
     def __call__(self, point: Point, _: Sequence[Value] = (), __: Sequence[Value] = ()) -> Value:
-        """Return the element or the vector at a point, which is one index per unrolled axis.
+        """Return the element or the vector at a tile point, which is one index per unrolled axis.
 
         The other arguments are unused; they make the object usable as an `Evaluator`.
         """

@@ -24,7 +24,7 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
 
 
 def _dot(emitter: Emitter, x: Value, y: Value, total: Value) -> Value:
-    """Emit the operation DOT: dot products of groups of four 8-bit integers, added to `total`.
+    """Emit the operation DOT: dot products of four 8-bit integers each, added to `total`.
 
     Scalar operands use the same vector instructions.
     """

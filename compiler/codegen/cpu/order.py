@@ -1,6 +1,6 @@
 """The order in which the points of a register tile are emitted.
 
-A point is one index per unrolled axis.
+A tile point is one index per unrolled axis.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def is_in_order(target: Target) -> bool:
 
 
 def constant_points(points: list[Point], matrix: Access, spatial: Sequence[int]) -> list[Point]:
-    """Select the points of a product with a constant matrix at which the matrix is not zero.
+    """Select the tile points of a product with a constant matrix at which the matrix is not zero.
 
-    A point is one index per unrolled axis. A transform by such a matrix, as in Winograd
-    convolution, thus has no instructions for zero coefficients. In the result, points that
-    contribute to the same sum are adjacent. A point with coefficient 1, which needs no
+    A tile point is one index per unrolled axis. A transform by such a matrix, as in Winograd
+    convolution, thus has no instructions for zero coefficients. In the result, tile points that
+    contribute to the same sum are adjacent. A tile point with coefficient 1, which needs no
     multiplication, comes first among them.
 
     Args:
         points: all points of the register tile.
         matrix: the access to the matrix.
-        spatial: positions, in a point, of the axes that identify a sum.
+        spatial: positions, in a tile point, of the axes that identify a sum.
     """
     size = matrix.tensor.dtype.bytes
     coefficients = {p: matrix.tensor.values[matrix.offset(p) // size] for p in points}
@@ -54,7 +54,7 @@ def greedy_points(
     depth: int,
     beside: Callable[[Access, bool], Mapping[Place, Place]],
 ) -> list[Point]:
-    """Order points so that each point needs as few loads as possible that earlier ones did not.
+    """Order tile points so that each needs as few loads as possible that earlier ones did not.
 
     Ties keep the program order. For GEMM, the result is an outer product; for a depthwise
     convolution, each pixel is read once and contributes to several sums.

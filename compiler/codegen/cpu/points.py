@@ -21,15 +21,15 @@ class Points:
 
     This is a context manager. Inside the context, unrolled axes are bound to variables whose values
     are known during code generation, and the vector axis is bound to lanes. Iterating yields the
-    points in program order, as tuples with a number for each unrolled axis.
+    tile points in program order, as tuples with a number for each unrolled axis.
 
     Args:
         context: the state of code generation for the stage.
         tiles: the unrolled axes, each with its step.
         vector: the axis along the lanes; None for scalars.
-        dot: the axis along which elements form groups, the operands of dot-product instructions;
-            None without groups.
-        group: number of elements of a group.
+        dot: the axis along which elements form dot-product groups, the operands of dot-product
+            instructions; None without dot-product groups.
+        group: number of elements of a dot-product group.
     """
 
     def __init__(
@@ -136,7 +136,8 @@ class Points:
         return self._active
 
     def active(self, point: Point) -> int:
-        """Return the number of lanes in use of the vector at a point, one index per unrolled axis.
+        """Return the number of lanes in use of the vector at a tile point, one index per unrolled
+        axis.
 
         If a mask determines this number at run time, it is a formula over run-time sizes (`Size`).
         """
@@ -146,7 +147,7 @@ class Points:
         return min(step, extent - point[position] * step)
 
     def static(self, form: Linear, point: Point) -> int:
-        """Return the part of a linear form's value at a point that is known at compile time.
+        """Return the part of a linear form's value at a tile point that is known at compile time.
 
         It is the sum of the form's constant and its terms of unrolled axes, whose indices are in
         `point`.

@@ -1,6 +1,6 @@
 """Loads and stores of a `Compute`, analysed once for all points of its register tile.
 
-A point is one index per unrolled axis.
+A tile point is one index per unrolled axis.
 """
 
 from __future__ import annotations
@@ -44,26 +44,29 @@ class Access:
     base: Value | None
     constant: int
     unrolled: tuple[tuple[int, int], ...]
-    """Pairs of the position of an unrolled axis in a point, and the stride in bytes along this
+    """Pairs of the position of an unrolled axis in a tile point, and the stride in bytes along this
     axis."""
     lane_offsets: tuple[int, ...]
     """Offset of each lane in bytes; empty for a scalar."""
     guards: tuple[tuple[tuple[tuple[int, int], ...], int, int], ...]
-    """Conditions for a point to be in bounds: pairs of a position in the point and a stride, a
-    constant, and an extent. The constant plus all strides times their indices must be in
+    """Conditions for a tile point to be in bounds: pairs of a position in the tile point and a
+    stride, a constant, and an extent. The constant plus all strides times their indices must be in
     range(extent)."""
     alignment: int
     indirect_strides: tuple[int, ...] = ()
     packed: int = 1
-    """Number of elements of a group, which is one operand of a dot-product instruction. A group is
-    loaded as one integer of 32 or 64 bits. 1 if the access has no groups."""
+    """Number of elements of a dot-product group, which is one operand of a dot-product instruction.
+    A dot-product group is loaded as one integer of 32 or 64 bits. 1 if the access has no
+    dot-product groups."""
     present: int = 1
-    """Number of elements of a group that exist. The missing elements are multiplied by zeros."""
+    """Number of elements of a dot-product group that exist. The missing elements are multiplied by
+    zeros."""
     apart: int = 0
-    """Distance in bytes between consecutive elements of a group; 0 if the access has no groups."""
+    """Distance in bytes between consecutive elements of a dot-product group; 0 if the access has no
+    dot-product groups."""
     repeated: tuple[tuple[int, int, tuple[Value, ...]], ...] = ()
-    """For each axis whose last row is repeated: its position in a point, the stride in bytes along
-    it, and the row number for each index."""
+    """For each axis whose last row is repeated: its position in a tile point, the stride in bytes
+    along it, and the row number for each index."""
     contiguous: bool = field(init=False, default=False)
     """Whether the lanes are adjacent in memory, in ascending order."""
     run: int = field(init=False, default=0)
@@ -82,7 +85,7 @@ class Access:
         return total
 
     def place(self, point: Point) -> tuple[int, ...]:
-        """Return a key that identifies the element at a point (one index per unrolled axis).
+        """Return a key that identifies the element at a tile point (one index per unrolled axis).
 
         The key is the element's offset in bytes, followed by the index on each axis on which a tile
         may repeat its last row.
@@ -90,11 +93,11 @@ class Access:
         return (self.offset(point), *[point[i] for i, _, _ in self.repeated])
 
     def in_row(self, emitter: Emitter, point: Point) -> Access:
-        """Emit the address of a point's row, and return the access relative to that address.
+        """Emit the address of a tile point's row, and return the access relative to that address.
 
-        A point is one index per unrolled axis. This applies to tiles that may repeat their last row
-        (`repeated`), so that row numbers are known only at run time. Any other access is returned
-        unchanged.
+        A tile point is one index per unrolled axis. This applies to tiles that may repeat their
+        last row (`repeated`), so that row numbers are known only at run time. Any other access is
+        returned unchanged.
         """
         base = self.base
         if not self.repeated or base is None:
@@ -119,7 +122,7 @@ class Access:
         axis.
 
         Args:
-            position: position of the unrolled axis in a point (one index per unrolled axis).
+            position: position of the unrolled axis in a tile point (one index per unrolled axis).
             lane: the old lane whose new vector is accessed.
         """
         stride = next((s for i, s in self.unrolled if i == position), 0)
@@ -132,14 +135,16 @@ class Access:
 
     @property
     def packed_dtype(self) -> DType:
-        """The integer type of a group, one operand of a dot-product instruction: int32 or int64."""
+        """The integer type of a dot-product group, one operand of a dot-product instruction: int32
+        or int64."""
         return DType.INT64 if self.packed * self.tensor.dtype.bytes == 8 else DType.INT32
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether the elements of a group lie in separate vectors, and are not adjacent in memory.
+        """Whether the elements of a dot-product group lie in separate vectors, and are not adjacent
+        in memory.
 
-        A group is one operand of a dot-product instruction, such as four int8.
+        A dot-product group is one operand of a dot-product instruction, such as four int8.
         """
         return self.packed > 1 and self.apart != self.tensor.dtype.bytes
 
@@ -151,8 +156,8 @@ class RegisterAccess:
     Attributes:
         name: name of the tensor.
         indices: the index along each dimension, which is the sum of three parts: pairs (id,
-            coefficient) of run-time variables; a constant; pairs (position in a point, coefficient)
-            of unrolled axes.
+            coefficient) of run-time variables; a constant; pairs (position in a tile point,
+            coefficient) of unrolled axes.
     """
 
     name: str
@@ -300,14 +305,14 @@ def _stride(tensor: Tensor, dim: int) -> int:
 
 
 def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
-    """Return the shape of a group, which is one operand of a dot-product instruction.
+    """Return the shape of a dot-product group, which is one operand of a dot-product instruction.
 
     The shape is the number of its elements (`count`), how many of them exist in the tensor, and the
-    distance between them in bytes. Without groups, the result is (1, 1, 0).
+    distance between them in bytes. Without dot-product groups, the result is (1, 1, 0).
 
     Raises:
-        ScheduleError: if the layout is not one of the supported two: the elements of a group are
-            adjacent, or each is part of another contiguous vector.
+        ScheduleError: if the layout is not one of the supported two: the elements of a dot-product
+            group are adjacent, or each is part of another contiguous vector.
     """
     group = offset.of(Kind.PACKED)
     if not group:
@@ -323,10 +328,12 @@ def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
 
 
 def holds_groups(tensor: Tensor, count: int) -> bool:
-    """Return whether the layout's innermost blocks consist of whole groups of `count` elements.
+    """Return whether the layout's innermost blocks consist of whole dot-product groups of `count`
+    elements.
 
-    A group is one operand of a dot-product instruction. In such a layout, its elements are adjacent
-    in memory, and a group at the end of a dimension is padded to its full size.
+    A dot-product group is one operand of a dot-product instruction. In such a layout, its elements
+    are adjacent in memory, and a dot-product group at the end of a dimension is padded to its full
+    size.
     """
     factors = tensor.layout.factors
     return bool(factors) and (factors[-1].mod or 1) % count == 0
@@ -347,7 +354,7 @@ def _static_guard(
 def bounds_check(accesses: Iterable[Access | RegisterAccess]) -> Callable[[Point], bool]:
     """Return a function that checks whether all accesses are in bounds at a point of the tile.
 
-    The function takes the point, one index per unrolled axis of the register tile. It raises
+    The function takes the tile point, one index per unrolled axis of the register tile. It raises
     ScheduleError if the answer depends on the value of a dynamic size.
     """
     guards = [g for a in accesses if isinstance(a, Access) for g in a.guards]

@@ -198,10 +198,11 @@ class RegisterMatrices:
         emitter.do(self._registers.load, register, where, emitter.size(apart))
 
     def sums(self) -> Mapping[Point, Partial]:
-        """Emit stores of all sums from tile registers to the stack, and return the sums by point.
+        """Emit stores of all sums from tile registers to the stack, and return the sums by tile
+        point.
 
-        A point is one index per unrolled output axis; the sums are vectors. Each look-up in the
-        returned mapping emits a load from the stack.
+        A tile point is one index per unrolled output axis; the sums are vectors. Each look-up in
+        the returned mapping emits a load from the stack.
         """
         emitter, registers = self._emitter, self._registers
         apart = emitter.const(registers.row_bytes, DType.INT64)
@@ -217,9 +218,9 @@ class RegisterMatrices:
                 yield tuple(found[axis] for axis in self._spatial)
 
     def vector(self, point: Point) -> Value:
-        """Emit a load, from the stack, of the vector of sums at a point.
+        """Emit a load, from the stack, of the vector of sums at a tile point.
 
-        A point is one index per unrolled output axis.
+        A tile point is one index per unrolled output axis.
         """
         registers, at = self._registers, dict(zip(self._spatial, point, strict=True))
         block, row = divmod(at[self._rows], registers.rows)
@@ -232,10 +233,10 @@ class RegisterMatrices:
 
 
 class _Sums(Mapping[Point, Partial]):
-    """A mapping from points to sums, each of which is loaded from the stack at its look-up.
+    """A mapping from tile points to sums, each of which is loaded from the stack at its look-up.
 
-    A point is one index per unrolled output axis. All sums together would not fit into the vector
-    registers.
+    A tile point is one index per unrolled output axis. All sums together would not fit into the
+    vector registers.
     """
 
     def __init__(self, matrices: RegisterMatrices) -> None:

@@ -66,8 +66,8 @@ class LoadSite:
 
     @property
     def dtype(self) -> DType:
-        """The type of an element in memory; for a group (one operand of a dot product), its integer
-        type."""
+        """The type of an element in memory; for a dot-product group (one operand of a dot product),
+        its integer type."""
         access = self.access
         return access.packed_dtype if access.packed > 1 else stored_dtype(access.tensor.dtype)
 
@@ -85,8 +85,8 @@ class LoadSite:
         """Emit a load of `lanes` contiguous elements that start `behind` bytes after the first one.
 
         Only the first `active` lanes are read; the others are zero. Elements are aligned to their
-        size, except for groups (operands of dot-product instructions), which may have any
-        alignment.
+        size, except for dot-product groups (operands of dot-product instructions), which may have
+        any alignment.
         """
         emitter, dtype = self.emitter, dtype or self.dtype
         where, vector = self.pointer(behind), type_text(dtype, lanes)
