@@ -96,13 +96,13 @@ def _quarter_turns(
     n is an integer that is correct up to a multiple of 4, and |r| <= 1/2.
 
     The method is by Payne and Hanek (1983), without a table that is read at run time. 2/pi is a sum
-    of pieces of `width` bits, so that the product of a piece and a part of x is exact, and its
+    of chunks of `width` bits, so that the product of a chunk and a part of x is exact, and its
     remainder modulo 4 too. For any x, most products are multiples of 4 or negligible. The remaining
     ones are added from the largest to the smallest, and only the last bit of r is rounded.
 
     Args:
         parts: summands of x 2**-scale, the largest first.
-        width: the number of bits of each piece of 2/pi.
+        width: the number of bits of each chunk of 2/pi.
         reach: the exponent of the largest possible argument, which is below 2**reach.
         bits: the number of bits of 2/pi to use. It is at least a sum of three numbers: `reach`; 62
             bits, because a float64 is never closer than 2**-62 to a multiple of pi / 2; and 54 bits

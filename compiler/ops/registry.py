@@ -78,7 +78,7 @@ class Source(Protocol):
 class Piece:
     """A box in the output of a PIECES operator, copied from an operand or filled with a constant.
 
-    Pieces that come later in an operator's list overwrite earlier ones.
+    Boxes that come later in an operator's list overwrite earlier ones.
 
     Attributes:
         operand: the index of the operand; None for the fill value.

@@ -2,8 +2,8 @@
 
 A reshape shares the bytes of its operand, a slice is a part of its operand, and the operands of a
 concatenation are next to each other in its result. Joining two values joins their regions, so that
-a chain of concatenations, each a piece of the next one (DenseNet), is one region. The algorithm is
-a union-find with distances.
+a chain of concatenations, each an operand of the next one (DenseNet), is one region. The algorithm
+is a union-find with distances.
 """
 
 from __future__ import annotations

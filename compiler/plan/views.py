@@ -4,9 +4,9 @@ Before:                                     After:
     {conv}: a; {conv}: b                        {conv}: a; {conv}: b, each writing into y
     {concat(a, b)}: y                           y needs no copy
 
-A piece of a concatenation that a kernel writes can be written in place, if the pieces are
+An operand of a concatenation that a kernel writes can be written in place, if the operands are
 consecutive in memory: along channels if the batch is 1, along the outermost dimension otherwise.
-Other pieces (an input, a constant, a value that already has another place) are copied. A slice
+Other operands (an input, a constant, a value that already has another place) are copied. A slice
 whose elements are contiguous is read in place, and so are rows of channels of a channels-last image
 (`layout_transposes.py`). In a dense block (Huang et al., 2017) all features are then in one buffer
 that grows by the output of each layer. Also called memory-efficient concatenation, or concat
@@ -37,7 +37,7 @@ ROW = Placement()
 
 @dataclass(frozen=True, slots=True)
 class PlacedPiece:
-    """A piece of a concatenation: its value, and the index of its first element in the result.
+    """An operand of a concatenation: its value, and the index of its first element in the result.
 
     `value` is the operand, or a copy of it under another name.
     """
@@ -261,11 +261,11 @@ class Views:
     def _direct(
         self, slots: Sequence[PlacedPiece], offsets: Sequence[int], place: Placement
     ) -> list[bool]:
-        """Return for each piece of a concatenation whether its kernel can write it directly into
+        """Return for each operand of a concatenation whether its kernel can write it directly into
         the result.
 
-        Writing a piece into the result moves its whole region, if the piece shares memory with
-        other values. The moved region must not overlap other pieces. `slots` are the pieces,
+        Writing an operand into the result moves its whole region, if the operand shares memory with
+        other values. The moved region must not overlap other operands. `slots` are the operands,
         `offsets` their starts in the result in bytes, and `place` is the placement of the result.
         """
         spans = [

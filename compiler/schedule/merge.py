@@ -27,7 +27,7 @@ from tilewright.compiler.schedule.problem import Problem, compose, is_one_expres
 def one_expression(workload: Workload) -> Problem | None:
     """Return a workload as one expression over merged axes.
 
-    Returns None for a workload that is assembled from pieces, such as a concatenation.
+    Returns None for a workload that is assembled from boxes, such as a concatenation.
     """
     return merge_axes(compose(workload)) if is_one_expression(workload) else None
 

@@ -250,8 +250,8 @@ class Target(JsonValue):
     def has_scalar_dot(self) -> bool:
         """Whether the target multiplies a vector of int16 by a scalar in one instruction.
 
-        In place of a dot-product instruction, code then multiplies the elements of a group one at a
-        time.
+        In place of a dot-product instruction, code then multiplies the elements of a dot-product
+        group one at a time.
         """
         return self.widening is not None and not self.widening.intrinsic
 

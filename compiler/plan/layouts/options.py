@@ -335,9 +335,9 @@ class Options:
 
     def _pieces(self, group: Group) -> list[Option]:
         """Return the options of a concatenation or another operator that assembles its output from
-        pieces.
+        operands.
 
-        A blocked layout is an option if every piece starts at a whole block. An option is free if
+        A blocked layout is an option if every operand starts at a whole block. An option is free if
         its operands can be written directly to their places in the output.
         """
         (node,) = group.nodes

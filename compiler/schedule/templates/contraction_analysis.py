@@ -111,7 +111,7 @@ class Contraction:
         """Return the same contraction, reduced in steps of a matrix instruction such as `smmla`.
 
         The result is None if the target has no such instruction for these types, or if the channels
-        do not fill the groups of adjacent channels that it multiplies. It is also None if no two
+        do not fill the dot-product groups (adjacent channels) that it multiplies, or if no two
         rows share the streamed operand, or if this operand is not a packed weight.
         """
         group, tile = 2 * self.group, self.tile
@@ -342,10 +342,9 @@ def _group(
     *,
     windowed: bool,
 ) -> int:
-    """Return how many adjacent channels form a group for a dot-product instruction; 1 without
-    groups.
+    """Return how many adjacent channels form a dot-product group; 1 without such groups.
 
-    A group fills 32 bits. Its channels must be contiguous in the left factor, and contiguous or
+    A dot-product group fills 32 bits. Its channels must be contiguous in the left factor, and contiguous or
     packable in the right one. Only weights are packable if the contraction has a window
     (`windowed`). `axes` are the axes of the lanes and of the channels, and `block` is the layout
     block of the channels.
@@ -491,8 +490,8 @@ def needs_static_taps(found: Contraction) -> bool:
 def can_stream_unpacked(found: Contraction) -> bool:
     """Whether the streamed operand can be read in place, contiguously along the lanes.
 
-    The result is False for operands of dot-product instructions. Their groups of adjacent channels
-    are packed once, because building the groups for every tile would cost more.
+    The result is False for operands of dot-product instructions. Their dot-product groups of
+    adjacent channels are packed once, because packing them for every tile would cost more.
     """
     panel = found.panel
     if panel is None or panel.tensor.role is not Role.INPUT or found.group > 1:

@@ -359,7 +359,7 @@ def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _P
 
     The stage packs the operand into the buffer shared[batch][panel][k][width]: panels of `width`
     columns, with all steps `k` of the sum. For dot-product instructions, which multiply groups of
-    adjacent elements, it is shared[batch][panel][group of k][width][k in the group].
+    adjacent elements, it is shared[batch][panel][dot-product group][width][k in the group].
 
     Args:
         found: the contraction.

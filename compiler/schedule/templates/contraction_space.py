@@ -143,7 +143,7 @@ def knobs_of(found: Contraction, mode: Mode) -> tuple[Knob, ...]:
 def _groups(found: Contraction) -> int:
     """Return the number of dot-product groups in a block of channels: the limit of `unroll`.
 
-    Without blocks, all channels count; without groups, each channel counts.
+    Without blocks, all channels count; without dot-product groups, each channel counts.
     """
     return -(-(found.channel_block or found.channel.extent) // found.group)
 

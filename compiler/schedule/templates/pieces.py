@@ -1,6 +1,6 @@
-"""Concatenation and padding: the output consists of boxes, its pieces, which separate stages write.
+"""Concatenation and padding: the output consists of boxes, which separate stages write.
 
-A piece is copied from an operand, or filled with a constant.
+A box is copied from an operand, or filled with a constant.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tilewright.compiler.schedule.templates.map import UNROLLS, map_stage
 
 @memo(256)
 def analyse(workload: Workload) -> tuple[Problem, ...] | None:
-    """Return how each piece of the output of a concatenation or padding is computed, in order.
+    """Return how each box of the output of a concatenation or padding is computed, in order.
 
-    A piece is a box of the output, copied from an operand or filled with a constant. Its `Problem`
-    is one expression for all elements of the box. The result is None for a workload that is not a
+    A box is copied from an operand, or filled with a constant. Its `Problem` is one expression for
+    all elements of the box. The result is None for a workload that is not a
     single operator of the kind PIECES.
     """
     nodes, graph = workload.graph.nodes, workload.graph

@@ -48,7 +48,7 @@ from tilewright.compiler.schedule.templates import LAST, Template, pieces
 
 
 def analyse(workload: Workload) -> tuple[Problem, ...] | None:
-    """Return the expressions that compute the output: one for each piece, or a single one.
+    """Return the expressions that compute the output: one for each box, or a single one.
 
     The result is None if the workload is neither one expression nor a concatenation or padding.
     """
@@ -75,7 +75,7 @@ TEMPLATE = Template(
 
 
 def _element(number: int, problem: Problem) -> tuple[Stage, list[Tensor]]:
-    """Return the stage that computes a piece of the output element by element, and its scratch
+    """Return the stage that computes a box of the output element by element, and its scratch
     tensors.
 
     `number` makes the names of stage and tensors unique.

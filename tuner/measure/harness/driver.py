@@ -132,7 +132,7 @@ class _Connection:
         said: the harness's messages that have not been processed yet.
         ended: set when no more messages will arrive.
         heard_at: the time of the last message, by time.monotonic().
-        sending_since: the time at which the write in progress began (a message is written in pieces
+        sending_since: the time at which the write in progress began (a message is written in chunks
             of PIECE_BYTES); infinity if nothing is being sent.
         cancelled: returns whether the caller has cancelled the work in progress; None without work.
     """
