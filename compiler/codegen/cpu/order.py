@@ -54,7 +54,7 @@ def greedy_points(
     depth: int,
     beside: Callable[[Access, bool], Mapping[Place, Place]],
 ) -> list[Point]:
-    """Order tile points so that each needs as few loads as possible that earlier ones did not.
+    """Order points so that each point needs as few loads as possible that earlier ones did not.
 
     Ties keep the program order. For GEMM, the result is an outer product; for a depthwise
     convolution, each pixel is read once and contributes to several sums.

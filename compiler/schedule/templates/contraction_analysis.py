@@ -344,10 +344,10 @@ def _group(
 ) -> int:
     """Return how many adjacent channels form a dot-product group; 1 without such groups.
 
-    A dot-product group fills 32 bits. Its channels must be contiguous in the left factor, and contiguous or
-    packable in the right one. Only weights are packable if the contraction has a window
-    (`windowed`). `axes` are the axes of the lanes and of the channels, and `block` is the layout
-    block of the channels.
+    A dot-product group fills 32 bits. Its channels must be contiguous in the left factor, and
+    contiguous or packable in the right one. Only weights are packable if the contraction has a
+    window (`windowed`). `axes` are the axes of the lanes and of the channels, and `block` is the
+    layout block of the channels.
     """
     lanes, channel = axes
     if dot_operands(problem.reduction.body) is None or channel.extent == 1:

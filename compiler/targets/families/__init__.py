@@ -141,8 +141,8 @@ class CoreModel:
 class DotInstruction:
     """A dot-product instruction, such as VNNI's or SDOT: `accumulator + sum(left[i] * right[i])`.
 
-    Each sum is over a dot-product group: adjacent elements that fill 32 bits, 4 elements of 8 bits
-    or 2 of 16 bits. The instruction has one accumulator per dot-product group.
+    Each sum adds the products of a dot-product group: adjacent elements that fill 32 bits, 4
+    elements of 8 bits or 2 of 16 bits. The instruction has one accumulator per dot-product group.
 
     Attributes:
         feature: the LLVM feature that has the instruction; "" if every target of the family does.
