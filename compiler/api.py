@@ -34,13 +34,14 @@ def compile_model(
     *,
     keep: bool = True,
 ) -> Model:
-    """Compile an ONNX model for this machine; `CompileOptions` documents the options.
+    """Compile an ONNX model for this machine, and return the compiled model.
 
-    If dimensions stay dynamic, one program serves all sizes of their ranges; a dimension without a
-    range in `dims` gets 1 to 4096. If different sizes need different code, each range is split into
-    intervals. At first, only the program for the intervals that contain the typical sizes (the size
-    hints) is compiled. Programs for other intervals, or for sizes outside a default range, are
-    compiled when a run first needs them, and are kept in memory.
+    `CompileOptions` documents the options. A dimension that stays dynamic has a range of sizes: the
+    range in `dims`, or 1 to 4096 by default. If the same code suits all sizes in the ranges, one
+    program serves them all. Otherwise, the ranges are split into intervals with separate programs.
+    At first, only the program for the typical sizes (the size hints) is compiled. Each other
+    program, also for sizes outside a default range, is compiled when a run first needs it. It is
+    then kept in memory.
 
     If a tensor size or a branch depends on computed data, the model is divided into segments after
     the node that computes that data. A run then executes one program per segment.

@@ -31,11 +31,11 @@ _MODE = ("threads", "numerics", "precision")
 class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types for its backend
     """A compiled model, with the interface of `onnx.backend.base.BackendRep`.
 
-    Dynamic dimensions work as in a model from `compile_model`. The compiled code fixes the rank of
-    each input and the values of shape operands such as axes, sizes and pads. If an input has no
-    declared rank, or serves as such an operand, compilation waits for the first run and uses the
-    inputs of that run. A later run with another rank or operand value compiles the model again. The
-    eight most recently compiled programs are kept.
+    Dynamic dimensions work as in a model from `compile_model`. Compiled code fixes the rank of each
+    input, and the values of shape operands such as axes, sizes and pads. Compilation waits for the
+    first run if an input has no declared rank, or if an input is a shape operand. It then uses the
+    inputs of that run. A later run with another rank, or with another value of a shape operand,
+    compiles the model again. The eight most recently compiled programs are kept.
     """
 
     def __init__(self, model: ModelProto, options: Mapping[str, Any]) -> None:

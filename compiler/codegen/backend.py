@@ -21,12 +21,12 @@ from tilewright.compiler.timings import Timings
 
 @dataclass(frozen=True, slots=True)
 class StageCode:
-    """The function that runs one stage of a kernel.
+    """The function that runs one stage of a kernel, a part between two thread barriers.
 
     Attributes:
         symbol: name of the function.
-        extent: number of tiles that threads share in the stage; 1 for a stage without a parallel
-            loop. It is an int, or a formula over dynamic dimensions (`Size`).
+        extent: number of tiles that the threads divide among themselves; 1 for a stage without a
+            parallel loop. It is an int, or a formula over dynamic dimensions (`Size`).
     """
 
     symbol: str
@@ -41,11 +41,13 @@ class KernelCode:
         name: name of the kernel, which is the prefix of its symbols. It is derived from the code,
             so equal code has equal names.
         text: the code in the back end's language, such as LLVM IR.
-        digest: SHA-256 (hex) of the target's key and of the text with a placeholder for the name.
-        stages: the stages, in the order in which they run.
+        digest: SHA-256 (hex) of the target's properties and of `text`, in which a placeholder
+            stands for the kernel's name.
+        stages: the functions of the kernel, in the order in which they run. Threads wait for each
+            other after each function.
         scratch_bytes: size of each thread's scratch block.
-        sizes: the dynamic dimensions. Each stage gets their run-time sizes in its argument `sizes`,
-            in this order.
+        sizes: the dynamic dimensions. Each function gets their run-time sizes in its argument
+            `sizes`, in this order.
     """
 
     name: str

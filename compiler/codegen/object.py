@@ -141,7 +141,9 @@ _library_numbers = count()
 
 @contextmanager
 def _machine(target: Target) -> Iterator[Any]:
-    """Context manager: lock LLVM, and yield its target machine for a target, which is cached.
+    """Context manager: lock LLVM, and yield LLVM's target machine for `target`.
+
+    Target machines are cached.
 
     Raises:
         CompilerError: if LLVM reports an error inside the context.

@@ -29,7 +29,7 @@ identifiers."""
 
 
 class Statement(NamedTuple):
-    """The facts about a library that are written as comments in its header file.
+    """Information about a library that its header file states.
 
     Attributes:
         model: the model's name.
@@ -68,8 +68,9 @@ class Interface:
         """Choose the C names for a program's dimensions, inputs and outputs.
 
         Raises:
-            InvalidArgumentError: if `name` is not a C identifier, or the program appends to caches
-                in place (`Mode.in_place`), which C libraries do not support.
+            InvalidArgumentError: if `name` is not a C identifier. Also if runs append rows to an
+                input in place (`Mode.in_place`), such as the cached keys of attention. C libraries
+                do not support this.
         """
         if identifier(name) != name:
             raise InvalidArgumentError(
@@ -94,7 +95,7 @@ class Interface:
 
     @property
     def sizes_parameter(self) -> str:
-        """C text of the parameter that passes the dynamic sizes to a function, and a comma.
+        """C text of the function parameter for the dynamic sizes: `const NAME_sizes *sizes, `.
 
         It is empty if the model has no dynamic dimensions.
         """
@@ -124,7 +125,10 @@ def c_type(dtype: DType) -> str:
 
 
 def header(interface: Interface, statement: Statement) -> str:
-    """Return the text of NAME.h, for C11 and C++17."""
+    """Return the text of the library's header file, for C11 and C++17.
+
+    `statement` is information about the library that the header states, such as the model's name.
+    """
     name, upper, program = interface.name, interface.upper, interface.program
     lines = [
         f"/* {name}: the model '{comment(statement.model)}' for {comment(statement.target)}, "

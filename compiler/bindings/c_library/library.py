@@ -98,7 +98,7 @@ def write_c_library(
     Args:
         compiled: the program.
         folder: the destination.
-        name: prefix of its files, functions and types; a C identifier.
+        name: prefix of the library's files, functions and types; a C identifier.
         model: name of the model, for comments in the header.
         weights: where the weights are stored.
 
@@ -312,10 +312,10 @@ def _packages(interface: Interface, folder: Path, target: Target) -> None:
 
 
 def describe(kind: str, interface: Interface, folder: Path, target: Target) -> None:
-    """Write manifest.json, which lists the files of an exported folder with their digests.
+    """Write manifest.json to an exported folder, and flush all files of the folder to disk.
 
-    All files of the folder are then flushed to disk. The manifest states `kind` as the format of
-    the folder, such as `tilewright-c-library`.
+    The manifest states the target, the library's name and the digest of each file. It also states
+    `kind`, the format of the folder, such as `tilewright-c-library`.
     """
     files = sorted(path for path in folder.iterdir() if path.is_file())
     manifest = {

@@ -48,8 +48,9 @@ def identifier(name: str) -> str:
 def identifiers(names: Iterable[str], suffixes: Iterable[str] = ()) -> tuple[str, ...]:
     """Return a unique identifier for each name, with a number appended if necessary.
 
-    No two identifiers differ in case only, because macros use them in upper case. With `suffixes`,
-    no identifier plus a suffix equals another identifier or another identifier plus a suffix.
+    The identifiers also differ after conversion to upper case, because macros use them in upper
+    case. Callers may append one of the `suffixes` to an identifier. The result then differs from
+    all other identifiers, with or without a suffix.
     """
     made: list[str] = []
     taken: set[str] = set()

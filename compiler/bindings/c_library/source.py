@@ -97,10 +97,10 @@ def _pairs(name: str, pairs: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _references(encoded: EncodedProgram, space: BufferSpace) -> list[tuple[int, int]]:
-    """List the references of a program to buffers of one kind, such as packed weights.
+    """List where a program refers to buffers of one memory space, such as packed weights.
 
-    Each item is a pair: the reference's index in `encoded.refs`, and the byte offset of its buffer
-    within the memory block of this kind.
+    Each item is a pair: an index in `encoded.refs`, the program's list of buffer references; and
+    the byte offset of the buffer within the memory block of this space.
     """
 
     def within(ref: BufferRef) -> bool:

@@ -35,9 +35,10 @@ class Toolchain:
     Attributes:
         compiler: the command that compiles C and assembly, and links.
         archiver: the command that packs object files into a static library.
-        static: options of `compiler` that link an executable statically; empty if it cannot.
-        helpers: options that link the compiler's runtime library, such as `-lgcc`, on target
-            families whose code calls functions of it (`Family.helpers`).
+        static: options with which `compiler` links static executables; empty if it cannot link
+            them.
+        helpers: options that link the compiler's runtime library, such as `-lgcc`. They are set on
+            target families whose code calls functions of that library (`Family.helpers`).
         linker: the command that links WebAssembly modules.
     """
 

@@ -67,18 +67,21 @@ class WasmModule:
 def write_wasm_module(
     compiled: CompiledProgram, folder: str | Path, name: str, model: str, threads: int = 1
 ) -> WasmModule:
-    """Write NAME.wasm, NAME.mjs and NAME.d.mts; the folder appears complete or not at all.
+    """Write a program as a WebAssembly module to a new folder.
+
+    The files are NAME.wasm, NAME.mjs (JavaScript) and NAME.d.mts (TypeScript declarations). The
+    folder appears only when it is complete.
 
     Args:
         compiled: the program, compiled for `threads` threads.
         folder: the destination.
-        name: prefix of its files and functions; an identifier.
+        name: prefix of the module's files and functions; an identifier.
         model: name of the model in comments.
         threads: maximum number of threads per run. With more than one, memory is shared, and each
             thread runs NAME-thread.mjs.
 
     Raises:
-        ArtifactError: if it cannot be written.
+        ArtifactError: if the folder cannot be written.
         InvalidArgumentError: if `name` is not an identifier.
         ToolchainError: if zig is not installed, or reports an error.
     """

@@ -102,8 +102,8 @@ class SessionDescription:
 def denoted(source: Path | bytes, sizes: Mapping[str, int]) -> dict[str, int]:
     """Convert sizes by ONNX denotation to sizes by the name of the dimension.
 
-    A denotation states the meaning of a dimension, such as `DATA_BATCH`. Several dimensions may
-    share one, and all of them get its size.
+    A denotation states the meaning of a dimension, such as `DATA_BATCH`. If several dimensions have
+    the same denotation, each of them gets the size stated for that denotation.
 
     Args:
         source: the model's path, or its bytes.

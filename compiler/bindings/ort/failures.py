@@ -35,7 +35,7 @@ class InvalidGraph(InvalidModelError, Fail):
 
 
 class NotImplemented(UnsupportedOperatorError):
-    """The error for an operator, or a form of an operator, that is not supported."""
+    """The error for an unsupported operator, or for unsupported attributes or operands of one."""
 
     def __init__(self, error: UnsupportedOperatorError) -> None:
         super().__init__(

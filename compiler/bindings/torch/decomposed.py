@@ -1,4 +1,7 @@
-"""Decompositions of ATen operators into other ATen operators that have translation rules."""
+"""Decompositions of ATen operators into simpler ATen operators.
+
+The simpler operators have rules that translate them to ONNX.
+"""
 
 from __future__ import annotations
 

@@ -226,8 +226,8 @@ class GraphFunction:
     def _found(self, arguments: list[Any]) -> _Program | None:
         """Return the compiled program for the weights in `arguments`; compile it if necessary.
 
-        Return None if the call cannot be served by one program. PyTorch then runs the whole graph,
-        or only the parts of it that cannot be compiled.
+        Return None if PyTorch must run the graph, or at least those of its operators that cannot be
+        compiled.
         """
         with self._lock:
             if self._eager or self._pieces is not None:
@@ -340,9 +340,10 @@ class GraphFunction:
     def _is_constant(self, position: int, weight: torch.Tensor) -> bool:
         """Return whether a weight becomes a constant of the compiled model.
 
-        A weight of two kinds becomes an input instead, which each call passes: an embedding table
-        that is contiguous and aligned, because a program can read it in place; and an inference
-        tensor, because it has no version counter, so that a modification would not be noticed.
+        Other weights become inputs of the model, which each call passes. There are two kinds:
+
+        - Embedding tables that are contiguous and aligned. A program can read them in place.
+        - Inference tensors. They have no version counter, so a modification would not be noticed.
         """
         if weight.is_inference():
             return False

@@ -29,15 +29,16 @@ class BackendOptions:
 
     Attributes:
         threads: threads per run; 0 for as many as PyTorch uses (`torch.get_num_threads`).
-        numerics: which algorithms are allowed that round differently from the direct one (`Mode`).
-        precision: the type of stored values and of factors (`Mode`).
+        numerics: "strict", "fast" or "loose": whether algorithms with larger rounding errors, such
+            as Winograd convolution, are allowed (`Mode`).
+        precision: element type in which values and the factors of products are stored (`Mode`).
         keep: whether compiled programs are stored in the compilation cache on disk, where other
             processes find them.
         schedules: the source of tuned schedules, such as a tuning database's records.
-        tuner: a callable, such as `service.background.BackgroundTuner`, that is called in a
-            separate thread for each compiled model and returns a tuned program, which replaces the
-            untuned one. If the callable has a method `kept` with the same arguments, that method is
-            called first; it returns a model tuned earlier, or None.
+        tuner: a callable, such as `service.background.BackgroundTuner`. It is called in a separate
+            thread for each compiled model. It returns a tuned program, which replaces the untuned
+            one, or None. If the callable has a method `kept`, this method is called first, with the
+            same arguments. It returns a model that was tuned earlier, or None.
     """
 
     threads: int = 0

@@ -141,10 +141,11 @@ class _Cutter:
                 yield each
 
     def users(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Yield the nodes that need the value of `node`, directly or through other nodes.
+        """Yield the nodes that need the value of `node`, directly or through recomputed nodes.
 
-        A user that each part computes for itself (`repeated`) counts, and the users of its result
-        count as well, because the parts that run them need `node` to compute it.
+        Some nodes are recomputed in each part of the graph that needs them (`repeated`). To
+        recompute a user of `node`, a part needs the value of `node`. The users of a recomputed node
+        are therefore yielded as well.
         """
         for each in node.users:
             yield each

@@ -636,7 +636,7 @@ _EXPRESSIONS: Mapping[Any, Callable[[Translator, str, str], str]] = {
 
 
 def used_as_tables(node: fx.Node) -> bool:
-    """Return whether all uses of a weight are lookups of embeddings in it."""
+    """Return whether a weight is used only as the table of embedding lookups."""
     return bool(node.users) and all(
         user.target is torch.ops.aten.embedding.default and user.args[0] is node
         for user in node.users

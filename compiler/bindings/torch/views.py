@@ -21,15 +21,17 @@ from torch import fx
 
 
 def split_views(whole: fx.GraphModule) -> tuple[fx.Graph | None, fx.GraphModule | None]:
-    """Split a graph into one that computes values, and one that creates results as views of these.
+    """Split a graph in two: one graph computes values, the other creates the results from them.
+
+    The second graph contains only operators that compute no elements, such as views.
 
     Args:
         whole: a graph whose result is a list. `meta["val"]` of each node is its fake tensor.
 
     Returns:
-        The graph that computes values from the arguments; None if no value must be computed. The
-            graph that creates the results from the arguments and the computed values; None if the
-            results are the computed values.
+        Two graphs. The first computes values from the arguments; it is None if no value must be
+            computed. The second creates the results from the arguments and the computed values; it
+            is None if the results are the computed values.
     """
     graph = whole.graph
     (output,) = graph.find_nodes(op="output")

@@ -60,13 +60,13 @@ class Variable:
         kind: what the variable counts, such as the iterations of a run-time loop.
         count: number of its values.
         value: for a RUNTIME variable, the SSA value that holds it at run time.
-        divisor: a LANE variable equals `lane // divisor`.
+        divisor: for a LANE variable, the number of successive lanes with the same value. The
+            variable equals `lane // divisor`.
         clipped: whether the loop runs only over values at which its loads are in bounds.
-        lanes: for a LANE variable, its number of values over a full vector. `count` is smaller if
-            the last vector of the axis is only partly used.
-        rows: for a REPEATED variable, the row that each copy of the unrolled code computes. If the
-            tile has fewer rows than the code has copies, the surplus copies compute the last row
-            again.
+        lanes: for a LANE variable, the number of values that a full vector has. `count` is smaller
+            if the last vector of the axis is only partly used.
+        rows: for a REPEATED variable, a row number for each copy of the unrolled code. If the tile
+            has fewer rows than the code has copies, the number of the last row is repeated.
     """
 
     kind: Kind

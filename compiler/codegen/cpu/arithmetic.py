@@ -127,11 +127,11 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
 
 
 def _note_added(emitter: Emitter, result: Value, a: Value, b: Value) -> None:
-    """Record that `result` is a rounded number plus a constant, for later simplifications.
+    """Record that `result` is the sum of a rounded float and a constant, for later simplifications.
 
     `a` and `b` are the operands of the addition. Nothing is recorded unless one of them is a
-    constant, and the other a float that was rounded to a whole number, or an 8-bit integer that was
-    rounded from a float.
+    constant. The other one must be a float that was rounded to a whole number, or an 8-bit integer
+    to which a float was rounded.
     """
     if a.const is not None:
         a, b = b, a
@@ -381,11 +381,11 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
 
 
 def _held(emitter: Emitter, value: Value) -> Value:
-    """Return the sum `value` in a form that LLVM computes where it is emitted, and does not move.
+    """Return the sum `value`, and prevent LLVM from moving its computation to a later place.
 
-    On some target families (`Family.holds_sums`), LLVM would otherwise gather the steps of an
-    unrolled loop in one expression, so that the factors of all steps occupy registers at once. On
-    other families, `value` is returned unchanged.
+    This is necessary on some target families (`Family.holds_sums`). LLVM would delay the additions
+    of an unrolled loop, so that the factors of all iterations occupy registers at once. On other
+    families, `value` is returned unchanged.
     """
     if not emitter.target.family.holds_sums or value.const is not None or value.dtype is None:
         return value

@@ -186,10 +186,11 @@ class ComputeLowering:
         )
 
     def _is_rest(self, tile: Tile) -> bool:
-        """Return whether a reduction loop runs in the narrower tile after the full tiles of rows.
+        """Return whether a reduction loop is for the rows that remain after the full tiles of rows.
 
-        Such a loop is not unrolled, because the code of this tile runs only once. The result is
-        true for the innermost reduction loop only, and only if it has no separate partial sums.
+        The code for the remaining rows runs only once, so such a loop is not unrolled. The result
+        is true for the innermost reduction loop only, and only if the loop has no separate partial
+        sums.
         """
         one_by_one = any(t.axis == tile.axis for t in self.compute.unroll)
         is_inner = tile is self.compute.reduce[-1] and not tile.unroll
@@ -297,9 +298,10 @@ class ComputeLowering:
     ) -> Callable[[Partial, Point], Partial]:
         """Return a function that emits a reduction step along the lanes of partly used vectors.
 
-        Arguments and result of the function are those of the one that `_accumulator` returns.
-        Before the combination, it replaces the values in unused lanes by the neutral element of the
-        reduction, such as 0 for a sum.
+        The function takes the values of an accumulator and a point of the register tile (one index
+        per unrolled axis). It evaluates the `Compute`'s expression at this point. In unused lanes,
+        it replaces the value by the neutral element of the reduction, such as 0 for a sum. It
+        returns the values of the accumulator combined with the result.
         """
         emitter, lanes = self.emitter, self.context.lanes
         neutral = start(emitter, combiner, self.dtype)
@@ -513,7 +515,8 @@ def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:
 def _equal(values: Partial, constants: Partial) -> bool:
     """Return whether each value is the constant at the same position in `constants`.
 
-    This is so for an accumulator before its first term, which has the neutral element.
+    If `constants` is the neutral element of a reduction, an accumulator without any terms passes
+    this test.
     """
     for value, constant in zip(values, constants, strict=True):
         if value.const is None or value.const != constant.const:

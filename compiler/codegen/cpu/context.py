@@ -18,15 +18,17 @@ from tilewright.compiler.loops.index import Axis
 
 @dataclass(slots=True)
 class Context:
-    """The state of code generation for one stage.
+    """The state of code generation for one stage, a part of a kernel between two thread barriers.
 
     Attributes:
         emitter: builds the function's text, for its target.
         slots: byte offset of each buffer's pointer in the function's argument `buffers`.
         scratch: byte offset of each scratch tensor in a thread's block.
         written: names of the memory tensors that the stage stores to.
-        environment: the current tile of each axis: the indices that code emitted now computes.
-        ranges: the range that the innermost loop over each axis divides into tiles.
+        environment: for each axis, the range of indices for which code is currently emitted: the
+            tile of the innermost open loop over the axis.
+        ranges: for each axis, the range of indices that the innermost loop over the axis divides
+            into tiles.
         registers: elements of register tensors, by `RegisterAccess.key`.
         epochs: number of stores to each tensor so far.
         masks: whether a vector that is only partly used at the end of an axis gets a run-time mask.

@@ -49,15 +49,16 @@ def paired_vectors(points: Sequence[Point], access: Access) -> dict[Place, Place
 
 
 def load_offsets(points: Sequence[Point], access: Access) -> dict[int, int]:
-    """Return from where to load vectors whose lanes are every second element of memory.
+    """Return where to begin the loads of vectors whose lanes are every second element of memory.
 
     The result maps the byte offset of such a vector to the byte offset at which its load begins.
     The load is twice as long as the vector. It reads no memory before the first or after the last
     element that the register tile reads.
 
-    For example, elements 1 and 3 are loaded as 0 1 | 2 3, so that the wanted ones are in the same
-    lane of both halves. If the load began at element 1 and had to end at element 3, the halves
-    would be 1 2 | 2 3. Their wanted lanes differ, which takes one more instruction.
+    For example, a vector with elements 1 and 3 is selected from the two halves 0 1 | 2 3. Both
+    elements are in the second lane of their half. If the load began at element 1 and ended at
+    element 3, the halves would be 1 2 | 2 3. The elements would be in different lanes, and
+    selecting them would take one more instruction.
     """
     size = access.tensor.dtype.bytes
     offsets = {place[0] for place in _places(points, access)} if not access.repeated else set()

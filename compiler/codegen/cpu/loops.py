@@ -38,9 +38,9 @@ class Segment:
         step: distance between the starts of two tiles.
         width: number of indices per tile. If this is known only at run time, the segment has at
             most two tiles, and may have none.
-        room: the number of rows that the code of a tile computes, if fewer may exist at run time.
-            The code then computes the last row again in place of missing ones. 0 if no row is
-            repeated.
+        room: the number of rows that the code of a tile always computes. If the tile has fewer rows
+            at run time, the code computes the last row again in place of each missing one. 0 if no
+            row is repeated.
         has_partial_tile: whether the last tile may be narrower, so that it ends with the axis. The
             width of each tile is then computed at run time.
         overlaps: whether the last tile has the full width, and starts earlier if it would otherwise
@@ -255,11 +255,11 @@ def _rooms(step: int) -> list[int]:
 
 
 def _one_of(offset: int, rest: int, step: int, rooms: Sequence[int]) -> Iterator[Segment]:
-    """Yield a segment for each tile size in `rooms`; at most one has a tile at run time.
+    """Yield a segment (a sequence of equal tiles) for each tile size in `rooms`.
 
-    The tile is that of the smallest size that is at least `rest`, the number of remaining rows;
-    there is none if `rest` is 0. `rest` is known only at run time, so the count of each segment is
-    a formula over it with the value 0 or 1.
+    At run time, one segment has a tile: the segment of the smallest size that holds all `rest`
+    remaining rows. If `rest` is 0, no segment has a tile. `rest` is known only at run time, so the
+    number of tiles of each segment is a formula over `rest`, with the value 0 or 1.
 
     Args:
         offset: start of the remaining rows on the axis.

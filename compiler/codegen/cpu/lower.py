@@ -216,11 +216,13 @@ def _lower(context: Context, node: Node) -> None:
 def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
     """Emit the tiles of a parallel loop that lie in the range [low, high), as one loop per segment.
 
-    A segment is a sequence of equal tiles. If the loop contains a nested parallel loop, low and
-    high count the tiles of the nested loop, so a thread may start or end within a tile of the outer
-    one. The narrower tile of remaining rows comes first if the axis has a fixed extent and its
-    tiles may start at any row; otherwise, it comes last. Each segment's loop compares its bounds
-    with low and high at run time, so the same code serves every thread.
+    A segment is a sequence of equal tiles. Each segment's loop compares its bounds with `low` and
+    `high` at run time, so the same code serves every thread. If the loop contains a nested parallel
+    loop, `low` and `high` are numbers of the nested loop's tiles. A thread may then start or end
+    within a tile of the outer loop.
+
+    The narrower tile of the remaining rows usually comes last. It comes first if the axis has a
+    fixed extent, its tiles may start at any row, and the loop is not peeled.
     """
     emitter = context.emitter
     context.open_axis(loop.axis)

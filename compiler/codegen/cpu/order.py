@@ -54,7 +54,7 @@ def greedy_points(
     depth: int,
     beside: Callable[[Access, bool], Mapping[Place, Place]],
 ) -> list[Point]:
-    """Order points so that each point needs as few loads as possible that earlier ones did not.
+    """Order points so that each point adds as few loads as possible to those of earlier points.
 
     Ties keep the program order. For GEMM, the result is an outer product; for a depthwise
     convolution, each pixel is read once and contributes to several sums.
@@ -64,10 +64,10 @@ def greedy_points(
         accesses: the accesses of the operands. Loads that are hoisted out of the loop at `depth`
             are not counted.
         depth: the depth of the innermost loop.
-        beside: finds vectors that one instruction loads together. It takes an access, and whether
-            this is the only one that loads inside the loop. It returns a map from the place
-            (`Access.place`: the address as a key) of each pair's second vector to that of its
-            first. Such a pair counts as one load.
+        beside: a function that finds pairs of vectors that one instruction loads together. Its
+            arguments are an access, and whether no other access loads inside the loop. Its result
+            maps the second vector of each pair to the first. The key of a vector is its address
+            (`Access.place`). A pair counts as one load.
     """
     inner = [
         access

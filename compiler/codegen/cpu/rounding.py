@@ -51,7 +51,7 @@ def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..
 
 
 def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> None:
-    """Record that `result` is `x + added`, for `nearest`.
+    """Record that `result` is `x + added`; `nearest` uses the record.
 
     Nothing is recorded unless `x` is a float that was rounded to a whole number, and `added` a
     small integer constant.
@@ -74,11 +74,11 @@ def note_above(emitter: Emitter, result: Value, number: Value, x: Value) -> None
 
 
 def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: Value) -> None:
-    """Record that `result` is the maximum of a float `x` and an integer `number`, for `limited`.
+    """Record that `result` is the maximum of `x` and `number`; `limited` uses the record.
 
     `result` is a selection: `x` where the condition `above` is true, `number` elsewhere. Nothing is
-    recorded unless `x` was rounded to a whole number, `number` is an integer constant, and `above`
-    is the comparison `number < x`.
+    recorded unless `x` is a float that was rounded to a whole number, `number` is an integer
+    constant, and `above` is the comparison `number < x`.
     """
     limit = number.const
     if limit is None or emitter.above.get(above.name) != (x.name, limit):

@@ -55,11 +55,11 @@ def _moves_by_slices(load: Load, axis: Axis) -> bool:
 
 
 def may_recompute(compute: Compute, axis: Axis) -> bool:
-    """Return whether several threads may compute the same rows along an axis.
+    """Return whether several threads may each compute the same row along an axis.
 
-    This holds for a reduction in which each index along the axis is computed independently. It must
-    read no tensor that it writes: its operands then stay unchanged while several threads compute
-    the row, and all store the same result.
+    This holds for a reduction in which each index along the axis is computed independently. The
+    reduction must not read a tensor that it writes. Its operands then stay unchanged while several
+    threads compute the row, and all threads store the same values.
     """
     if compute.combiner is None or compute.store_vector is not None:
         return False

@@ -57,7 +57,7 @@ class LoadSite:
 
     @property
     def separate(self) -> Sequence[int]:
-        """Byte offsets of the lanes in use from the first lane, for loads of one lane each.
+        """Byte offsets, relative to the first lane, of the lanes in use, for one load per lane.
 
         Raises:
             ScheduleError: if the number of lanes in use is a dynamic size.

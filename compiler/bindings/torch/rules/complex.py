@@ -265,17 +265,17 @@ def _transform(
     after: int,
     matrix: torch.Tensor,
 ) -> list[str]:
-    """Emit the multiplication of all vectors along a dimension by a matrix; return the results.
+    """Emit the product of each vector along a dimension by a matrix; return the results.
 
-    Each vector has the elements of a real value along the dimension, or the real and then the
-    imaginary parts of a complex one. Likewise, a product has the elements of a real result, or the
-    real and then the imaginary parts of a complex result.
+    For a real value, a vector has the elements along the dimension. For a complex value, it has
+    their real parts, followed by their imaginary parts. The products have the same order: elements
+    of a real result, or real parts followed by imaginary parts of a complex result.
 
     Args:
         parts: the names of the real value, or of the two parts of a complex value.
         dim: the dimension, not negative.
         rank: the rank of the values.
-        after: the extent of the dimension in each result.
+        after: the extent of dimension `dim` in each result.
         matrix: the matrix in float64, by which each vector is multiplied from the right.
 
     Returns:

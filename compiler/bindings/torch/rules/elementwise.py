@@ -127,7 +127,8 @@ def _rest(t: Translator, dtype: Any, first: str, second: str) -> tuple[str, str]
 
     Return the names of two values: the remainder, and a boolean that is true if the remainder is
     not 0 and its sign differs from the divisor's. The remainder is exact, as in PyTorch. The
-    formula `x - floor(x / y) * y` would give 0 for 1 and 0.1, in place of almost 0.1.
+    formula `x - floor(x / y) * y` is not exact: for x = 1 and y = 0.1, it gives 0, although the
+    remainder is almost 0.1.
     """
     rest, zero = t.op("Mod", first, second, fmod=1), t.constant(0, dtype)
     differ = t.op("Xor", t.op("Less", rest, zero), t.op("Less", second, zero))

@@ -77,10 +77,11 @@ def _index(t: Translator, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node |
 
 
 def _place(where: Sequence[int]) -> int:
-    """Return where an indexing result has the dimensions of the index tensors.
+    """Return the position in an indexing result at which the index tensors' dimensions begin.
 
-    For `x[:, rows, columns]`, they replace the two indexed dimensions, so the result is 1. If the
-    indexed dimensions are not adjacent, as in `x[rows, :, columns]`, they come first: 0.
+    In `x[:, rows, columns]`, the dimensions of the index tensors replace the two indexed
+    dimensions, so they begin at position 1. If the indexed dimensions are not adjacent, as in
+    `x[rows, :, columns]`, the dimensions of the index tensors come first: the position is 0.
 
     Args:
         where: the indexed dimensions, such as [1, 2].

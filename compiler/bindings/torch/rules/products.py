@@ -16,12 +16,13 @@ aten = torch.ops.aten
 
 
 def _unjoined(t: Translator, node: fx.Node, x: fx.Node) -> fx.Node | None:
-    """Return the operand of the view x if the matrix product `node` can use it directly, else None.
+    """Return the tensor before the view `x`, if the matrix product `node` can use it directly.
 
-    PyTorch represents a linear layer over (batch, tokens, features) as a view with joined leading
-    dimensions, a product of matrices, and a view that splits the dimensions again. If all users of
-    the product are such views, the product can use the unjoined operand. The compiler then sees
-    batch and tokens as separate dimensions.
+    Return None otherwise. PyTorch represents a linear layer over (batch, tokens, features) by three
+    operators: a view that joins the leading dimensions, a matrix product, and a view that splits
+    the dimensions again. If all users of the product split the dimensions in this way, the product
+    can use the tensor before the first view. The compiler then sees batch and tokens as separate
+    dimensions.
     """
     if x.target not in (aten.view.default, aten._unsafe_view.default):
         return None

@@ -211,8 +211,8 @@ def _as_strided(
 ) -> str:
     """Translate a strided view of a tensor's memory.
 
-    It becomes a reshape, or a transposition and a reshape, if this is equivalent. Otherwise, the
-    elements are gathered by their positions in memory.
+    The view becomes a reshape, or a transposition and a reshape, if these give the same elements.
+    Otherwise, the elements are gathered by their positions in memory.
     """
     value = x.meta["val"]
     old, new = [expression(each) for each in value.shape], [expression(each) for each in size]
