@@ -204,10 +204,11 @@ def make_plan(
     timings: Timings | None = None,
     choice: GraphChoice = RULE,
 ) -> GraphPlan:
-    """Partition an optimised graph into workloads, and assign layouts and halos to their values.
+    """Partition an optimised graph into workloads (fused subgraphs), and return the plan.
 
-    `choice` replaces decisions of the default rules, such as the layout in which a workload reads a
-    value.
+    The plan also states how each value is stored: its layout, and its halo (a border of zeros, if
+    any). `choice` replaces decisions of the default rules, such as the layout in which a workload
+    reads a value.
 
     Raises:
         CompilerError: if `choice` does not fit the graph.
@@ -228,7 +229,8 @@ def compile_plan(
 ) -> Executable:
     """Compile a graph plan, load its code into this process, and return it as an executable.
 
-    `schedules` supplies tuned schedules; workloads without one get default schedules.
+    A graph plan divides a graph into workloads (fused subgraphs). `schedules` supplies tuned
+    schedules; workloads without a tuned schedule get a default schedule.
 
     Raises:
         CompilerError: if the target does not run on this machine, or a workload does not compile.
@@ -279,6 +281,9 @@ def compile_whole(
 ) -> Executable | GuardedModel:
     """Compile a model as `compile_model` does, without dividing it into segments.
 
+    Segments are parts of a model that are compiled separately, because a size or a branch after the
+    first segment depends on computed data.
+
     Raises:
         UnsupportedOperatorError: if the model must be divided into segments, in which case the
             error's `waits_for` is not empty, or if it uses an operator that is not implemented.
@@ -328,9 +333,10 @@ def _staged(
     def compiling() -> Callable[[Graph, bool], Executable]:
         """Return a function that compiles the segments after one segment boundary.
 
-        One boundary may have several segments, for different sizes, and they share packed weights.
-        The function takes a segment's graph, and whether each combination of sizes gets its own
-        program.
+        A boundary divides a model where later sizes depend on computed data. Several segments may
+        be compiled for the part after the boundary, each for different sizes. They share packed
+        weights. The returned function takes a segment's graph, and whether each combination of
+        sizes gets its own program.
         """
         builders = {each: _builder(options, any_rows=each) for each in (False, True)}
         return lambda graph, each_size: _executable(
@@ -427,7 +433,8 @@ def _reads(
     """Return the inputs of a model, with the ranges of their dynamic dimensions.
 
     `ranges` are the ranges that the user stated; other dimensions get default ranges. `hints` are
-    the size hints by dimension, with their fractions.
+    the size hints (typical sizes) of each dimension. Each hint has the fraction of all runs that
+    use this size.
     """
     graph = source.proto.graph
     free = free_dimensions(graph)
@@ -444,10 +451,11 @@ def _fixed(source: ReadModel, sizes: Mapping[str, int], options: CompileOptions)
 
 
 def _builder(options: CompileOptions, *, any_rows: bool) -> ProgramBuilder:
-    """Return a builder for the programs of one model, or of the segments after one boundary.
+    """Return a builder for the programs of one model, or of one segment (a part of a model).
 
-    With `any_rows`, workloads without a tuned schedule get one whose code and packed weights serve
-    any number of rows, so that programs can share them.
+    A workload is a fused subgraph. With `any_rows`, each workload without a tuned schedule gets a
+    schedule whose code and packed weights serve any number of rows. Programs for different sizes
+    can then share the code and the weights.
     """
     return ProgramBuilder(
         options.schedules,

@@ -34,8 +34,8 @@ class Combination(IntEnum):
 class DType(StrEnum):
     """The type of a tensor's elements, such as float32.
 
-    The value of a member is its name in JSON, in printed IR and in NumPy. Only bfloat16 has no type
-    in NumPy (see `DType.numpy`).
+    The string value of each type is its name in JSON, in printed IR and in NumPy. Only bfloat16 has
+    no type in NumPy (see `DType.numpy`).
     """
 
     FLOAT16 = "float16"

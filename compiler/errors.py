@@ -30,7 +30,7 @@ class ModelWarning(UserWarning):
 
 
 class UnsupportedOperatorError(CompilerError):
-    """The error for an operator, or a form of an operator, that the compiler does not support.
+    """The error for an unsupported operator, or for unsupported attributes or operands of one.
 
     Attributes:
         node, operator, domain, opset: the node's name, and its operator with domain and opset.
@@ -38,7 +38,7 @@ class UnsupportedOperatorError(CompilerError):
         depends_on: inputs of the model whose values the compiler would need. If these inputs become
             constants, the node may be supported.
         waits_for: values of the graph that the node depends on, and that only a run can compute.
-            With them as constants, the node may be supported.
+            If these values become constants, the node may be supported.
     """
 
     def __init__(
@@ -85,11 +85,14 @@ class UnknownTargetError(CompilerError):
 
 
 class InvalidFactsError(CompilerError):
-    """The error for device facts (`DeviceFacts`) of a wrong type, or with implausible values."""
+    """The error for a device description (`DeviceFacts`) with wrong types or implausible values."""
 
 
 class ScheduleError(CompilerError):
-    """The error for a schedule that does not fit the workload or target; tuning rejects it."""
+    """The error for a schedule that does not fit its target, or the computation that it schedules.
+
+    The tuner rejects such schedules.
+    """
 
 
 class ArtifactError(CompilerError):

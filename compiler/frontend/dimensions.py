@@ -161,8 +161,8 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
 
     Args:
         graph: the graph of the model.
-        dims: a size, a range or hints by the name of a dimension, or by input and position
-            (`x[0]`).
+        dims: for each dimension, a size, a range, size hints (typical sizes), or a range with
+            hints. The keys are names of dimensions, or state input and position (`x[0]`).
 
     Returns:
         The range of each dimension by name. A fixed size is a range of one number. A dimension for

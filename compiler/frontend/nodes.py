@@ -341,11 +341,15 @@ class NodeImporter:
         prefix: str,
         body: NameScope,
     ) -> list[str]:
-        """Import a subgraph as the body of a control-flow node.
+        """Import a subgraph as the body of a control-flow node; return the values of its outputs.
 
-        `enclosure` is the graph to build for the body. An outer value that the subgraph reads
-        becomes a captured value of this graph. The other arguments and the result are the same as
-        for `inline`.
+        Args:
+            enclosure: the body's graph under construction. If the subgraph reads a value of the
+                surrounding graph, this value becomes an additional input of the body's graph.
+            graph: the subgraph.
+            operands: the values of the subgraph's inputs.
+            prefix: the prefix of the names of the subgraph's nodes.
+            body: the scope that surrounds the subgraph.
         """
         inner = NodeImporter(enclosure.builder, self._folder, self._budget)
         outside = replace(body, values=CapturingScope(body.values, enclosure))

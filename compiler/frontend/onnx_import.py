@@ -112,7 +112,10 @@ def _with_relation(sizes: Mapping[str, int], dimension: Dimension, value: int) -
 
 
 class ModelImport:
-    """A single import of one model, for either its whole graph or its first segment."""
+    """A single import of one model, for either its whole graph or its first segment.
+
+    The first segment consists of the nodes that can be imported before a run computes any data.
+    """
 
     def __init__(
         self, read: ReadModel, opsets: Mapping[str, int], sizes: Mapping[str, int]
@@ -138,14 +141,17 @@ class ModelImport:
     ) -> tuple[Graph | None, tuple[str, ...], Continuation | None]:
         """Import the first segment: all nodes that do not depend on sizes determined by data.
 
+        The other nodes are deferred. They form the continuation, a model that is imported after the
+        segment has run.
+
         Args:
-            before: the continuation, if the imported model is the continuation of an earlier
-                segment; None for an original model.
+            before: the continuation that is imported, if the model is the continuation of an
+                earlier segment; None for an original model.
 
         Returns:
-            The graph, the ONNX names of its outputs, and the continuation, which holds the deferred
-            nodes. The continuation is None if no node is deferred. The graph returns the outputs of
-            the model that it computes, and then the live-ins of the continuation. The graph is None
+            The segment's graph, the ONNX names of its outputs, and the continuation. The
+            continuation is None if no node is deferred. The graph returns the outputs of the model
+            that it computes, followed by the values that the continuation reads. The graph is None
             if it would have no outputs.
 
         Raises:

@@ -49,8 +49,8 @@ class DeferredNodes:
     Attributes:
         nodes: the deferred nodes.
         made: the ONNX names of their outputs.
-        asked: the values whose elements must be known to import a deferred node. Maps the name of
-            such a value in the graph under construction to the deferred node.
+        asked: maps a value of the graph under construction, by name, to a deferred node that can be
+            imported only if the elements of the value are known.
         first: the error of the first node that was deferred; None if no node is deferred.
     """
 
@@ -125,12 +125,14 @@ def _renamed(node: NodeProto, names: Mapping[str, str], prefix: str = "") -> Nod
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuation:
-    """The rest of a segmented model: the nodes after a segment boundary, and their live-ins.
+    """A model of the nodes that can be imported only after a run has computed some values.
+
+    The values that these nodes read from the earlier part of the model are called live-ins.
 
     Attributes:
         source: the model of these nodes. It has no inputs yet; `at` adds inputs for the live-ins.
-        reads: the live-ins: the values that the nodes read.
-        reason: why the model was segmented.
+        reads: the live-ins.
+        reason: why the model was divided.
         spelled: the number of nodes at the start that are not in the original model. The import
             added them to compute integers from the extents of live-ins, and to build sequences from
             live-ins.
@@ -142,13 +144,13 @@ class Continuation:
     spelled: int = 0
 
     def at(self, facts: SegmentGuard, arrays: Mapping[str, np.ndarray]) -> ReadModel:
-        """Return the continuation as an ONNX model, for the sizes and ranges of a guard.
+        """Return this part of the model as an ONNX model, for given sizes of its inputs.
 
         Args:
-            facts: the sizes that are fixed, and the dimensions that stay dynamic.
-            arrays: the shape-determining live-ins by name. They become initializers if the guard
-                fixes all their elements. Otherwise, new nodes compute them from the dynamic
-                dimensions.
+            facts: the sizes that are fixed, and the ranges of the dimensions that stay dynamic.
+            arrays: the inputs whose elements determine shapes, by name. An input becomes an
+                initializer if `facts` fixes all its elements. Otherwise, new nodes compute it from
+                the dynamic dimensions.
         """
         sizes = dict(facts.sizes)
         names = {dimension.name for dimension in facts.open}
@@ -181,15 +183,16 @@ class Continuation:
 def _spelled(
     crossing: LiveIn, array: np.ndarray, elements: Sequence[str], opened: Sequence[str]
 ) -> list[NodeProto]:
-    """Nodes that compute a shape-determining live-in, some of whose elements stay dynamic.
+    """Nodes that compute a value from its fixed elements, and from elements that stay dynamic.
 
-    The continuation gets an additional input (`LiveIn.sizes_input`) whose extents are the dynamic
-    elements. A Shape node reads these extents, and a Concat adds the fixed elements. All operators
-    used have the same form in every opset.
+    The value determines shapes, and is passed from one part of a divided model to the next. Only
+    its dynamic elements are passed: as the extents of an additional input (`LiveIn.sizes_input`). A
+    Shape node reads these extents, and a Concat node adds the fixed elements. All operators used
+    are written in the same way in every opset.
 
     Args:
-        crossing: the live-in.
-        array: the elements of the live-in in one run. The dynamic ones are ignored.
+        crossing: the value.
+        array: the elements of the value in one run. The dynamic ones are ignored.
         elements: the name of each element.
         opened: the names of the elements that stay dynamic.
     """
@@ -222,9 +225,10 @@ def _spelled(
 
 
 def input_live_ins(graph: GraphProto, ports: ModelPorts) -> tuple[LiveIn, ...]:
-    """Return the inputs of a model, as the live-ins of its first segment.
+    """Return descriptions of a model's inputs as `LiveIn`s, the values that a segment reads.
 
-    `ports` has the dimensions of the inputs.
+    The first segment (part) of a divided model reads the model's inputs. `ports` has the dimensions
+    of the inputs.
 
     Raises:
         UnsupportedOperatorError: if an element type is not supported.
@@ -249,7 +253,7 @@ def continuation_of(
     values: MutableMapping[str, str | None],
     before: Continuation | None,
 ) -> Continuation:
-    """Build the continuation of a model from the nodes that its import deferred.
+    """Build a model of the nodes that an import deferred until a run has computed some values.
 
     Args:
         read: the model.
@@ -257,12 +261,14 @@ def continuation_of(
         builder: the graph of the imported nodes.
         values: maps ONNX names to values of that graph. Names for the elements of sequences are
             added.
-        before: the continuation, if `read` is the continuation of an earlier segment; else None.
+        before: `read` as a `Continuation`, if `read` itself consists of deferred nodes; None for an
+            original model.
 
     Raises:
-        UnsupportedOperatorError: if the operator of a deferred node is not implemented. Also, the
-            error `waiting.first` if a live-in is text that the run computes, or has 4-bit elements,
-            or if the continuation would defer the same nodes again.
+        UnsupportedOperatorError: if the operator of a deferred node is not implemented. The error
+            `waiting.first` is raised if a deferred node reads text that the run computes, or a
+            value with 4-bit elements. It is also raised if importing the new model would defer the
+            same nodes again.
     """
     first = waiting.first
     assert first is not None
@@ -348,17 +354,18 @@ def _named(
 def _listed(name: str, elements: Sequence[str]) -> NodeProto:
     """A node that builds the sequence `name` from its elements.
 
-    The continuation needs this node if the sequence is computed before the boundary, because a
-    live-in is a tensor and cannot be a sequence.
+    A divided model needs this node if one part of the model computes the sequence and the next part
+    reads it. Only tensors can be passed between the parts, so the elements are passed separately.
     """
     operator = "SequenceConstruct" if elements else "SequenceEmpty"
     return helper.make_node(operator, elements, [name])
 
 
 def _are_extents(numbers: np.ndarray, extents: Mapping[str, tuple[str, int]]) -> bool:
-    """Whether each dynamic size among `numbers` is also the extent of a live-in.
+    """Whether each dynamic size among `numbers` is a key of `extents`.
 
-    The keys of `extents` are the dynamic extents of all live-ins, as text such as `n+1`.
+    The keys of `extents` are sizes as text, such as `n+1`. They are the dynamic extents of the
+    values that are passed from one part of a divided model to the next.
     """
     return all(not is_dynamic(number) or str(number) in extents for number in numbers.flat)
 
@@ -366,16 +373,17 @@ def _are_extents(numbers: np.ndarray, extents: Mapping[str, tuple[str, int]]) ->
 def _from_extents(
     name: str, numbers: np.ndarray, dtype: DType, extents: Mapping[str, tuple[str, int]]
 ) -> list[NodeProto]:
-    """Nodes that compute the live-in `name` from the extents of other live-ins.
+    """Nodes that compute the value `name`, whose elements are sizes, from extents of other values.
 
-    The import of the continuation can then prove that the elements are equal to these extents. All
-    operators used have the same form in every opset.
+    The other values are passed from one part of a divided model to the next; `name` is computed
+    again in the next part. The import of that part can then prove that the elements of `name` are
+    equal to the extents. All operators used are written in the same way in every opset.
 
     Args:
-        name: the live-in.
+        name: the ONNX name of the value.
         numbers: its elements: fixed sizes, and dynamic sizes that are keys of `extents`.
         dtype: the type of its elements.
-        extents: maps a dynamic size, as text, to a live-in and the dimension that has this extent.
+        extents: maps a dynamic size, as text, to a value and the dimension that has this extent.
     """
     items = list(numbers.flat)
     whole: dict[str, str] = {}
@@ -412,11 +420,11 @@ def _from_extents(
 def _deciding(
     waiting: DeferredNodes, builder: GraphBuilder, values: Mapping[str, str | None]
 ) -> set[str]:
-    """The ONNX names of values whose elements determine shapes after the boundary.
+    """The ONNX names of computed values whose elements determine shapes of deferred nodes.
 
-    The import of the continuation treats the elements of these values as constants. If a deferred
-    node needs the elements of a value without an ONNX name, which an import rule added, the names
-    of the node's operands are returned instead, except floats and large tensors.
+    Deferred nodes are imported after a run has computed these elements, which are then constants.
+    If a deferred node needs a value without an ONNX name, which an import rule added, the names of
+    the node's operands are returned instead, except floats. Large tensors are always left out.
     """
 
     def small(value: str | None) -> bool:
@@ -440,14 +448,16 @@ def _check_progress(
     crossings: Sequence[LiveIn],
     before: Continuation | None,
 ) -> None:
-    """Check that a continuation is simpler than the model from which it is split.
+    """Check that dividing a model makes progress: the deferred nodes must form a simpler model.
 
-    Otherwise, segmentation would never end.
+    An import defers the nodes that depend on values which only a run computes. The deferred nodes
+    are imported later, as a model that may be divided again. Without progress, this would never
+    end.
 
     Raises:
         UnsupportedOperatorError: if all nodes were deferred, although the import already knew the
-            elements of every live-in that will be constant in the continuation. This is the error
-            of the first deferred node.
+            elements of every value that will be constant in the next import. This is the error of
+            the first deferred node.
     """
     assert waiting.first is not None
     whole = (before.source if before else read).proto.graph.node[before.spelled if before else 0 :]
@@ -462,11 +472,11 @@ def _left(
     tensors: Mapping[str, OnnxTensor],
     spelled: Sequence[NodeProto],
 ) -> ReadModel:
-    """The model of the continuation: the deferred nodes, and the constants that they read.
+    """The model of the deferred nodes, with the constants that these nodes read.
 
     Args:
-        read: the model that is segmented.
-        waiting: the deferred nodes.
+        read: the model that contains the deferred nodes.
+        waiting: the nodes that can be imported only after a run has computed some values.
         tensors: the constants by name.
         spelled: additional nodes, which are put before the deferred ones.
     """

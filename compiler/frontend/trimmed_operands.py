@@ -30,11 +30,13 @@ element may be zero, and integers must not be divided by zero."""
 def import_untrimmed(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:
     """Import a node for the untrimmed values of its trimmed operands, and trim its results.
 
-    `rule` is the import rule of the node. Returns the names of the trimmed results.
+    A trimmed operand is the result of a `trim` node. This node cuts a value of the largest possible
+    extent to the actual extent, which is known only at run time. `rule` is the import rule of the
+    node. Returns the names of the trimmed results.
 
     Raises:
-        UnsupportedOperatorError: if the node combines several positions along the trimmed
-            dimension.
+        UnsupportedOperatorError: if trimming the results is not equivalent, for example because the
+            node combines several positions along the trimmed dimension.
     """
     trims = [None if v is None else node.builder.trim(v) for v in node.inputs]
     found = [(i, trim) for i, trim in enumerate(trims) if trim is not None]
@@ -97,8 +99,9 @@ def _broadcast(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
 def _concat(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
     """Return the dimension along which a `trim` must cut the result of a Concat.
 
-    `axes` maps the positions of trimmed operands to their trimmed dimensions. Returns None unless
-    all operands are trimmed along the same dimension, and the Concat joins them along another one.
+    A `trim` node cuts a tensor of the largest possible extent to its actual extent. `axes` maps the
+    positions of trimmed operands to their trimmed dimensions. Returns None unless all operands are
+    trimmed along the same dimension, and the Concat joins them along another one.
     """
     along = node.integer("axis") % len(node.shape(node.input(0)))
     found = set(axes.values())
@@ -119,8 +122,9 @@ def _transpose(node: OnnxNode, _position: int, axis: int) -> int | None:
 def _gather(node: OnnxNode, position: int, axis: int) -> int | None:
     """Return the dimension along which a `trim` must cut the result of a Gather.
 
-    The operand at `position` (0 for the data, 1 for the indices) is trimmed along `axis`. Returns
-    None if the data are trimmed along the gathered dimension.
+    A `trim` node cuts a tensor of the largest possible extent to its actual extent. The operand at
+    `position` (0 for the data, 1 for the indices) is trimmed along `axis`. Returns None if the data
+    are trimmed along the gathered dimension.
     """
     along = node.integer("axis", 0) % max(len(node.shape(node.input(0))), 1)
     if position == 1:
@@ -148,8 +152,9 @@ def _unsqueeze(node: OnnxNode, _position: int, axis: int) -> int | None:
 def _reshape(node: OnnxNode, _position: int, axis: int) -> int | None:
     """Return the dimension along which a `trim` must cut the result of a Reshape.
 
-    The operand is trimmed along `axis`. Returns None unless the new shape keeps this dimension:
-    copied from the operand (0) or inferred (-1).
+    A `trim` node cuts a tensor of the largest possible extent to its actual extent. The operand is
+    trimmed along `axis`. Returns None unless the new shape keeps this dimension: copied from the
+    operand (0) or inferred (-1).
     """
     source, wanted = node.shape(node.input(0)), node.ints_or_input("shape", 1) or ()
     if node.integer("allowzero", 0) or axis >= len(source):

@@ -46,7 +46,8 @@ def fma(a: Expr | float, b: Expr | float, c: Expr | float) -> Expr:
 def maximum(a: Expr | float, b: Expr | float) -> Expr:
     """Return the maximum of two operands as an expression.
 
-    If either operand is NaN, the result is NaN if one of the operands is a constant, else `b`.
+    If one operand is a constant and the other is NaN, the result is NaN. If neither operand is a
+    constant and one is NaN, the result is `b`.
     """
     return op(Operation.MAX, a, b)
 
@@ -54,7 +55,8 @@ def maximum(a: Expr | float, b: Expr | float) -> Expr:
 def minimum(a: Expr | float, b: Expr | float) -> Expr:
     """Return the minimum of two operands as an expression.
 
-    If either operand is NaN, the result is NaN if one of the operands is a constant, else `b`.
+    If one operand is a constant and the other is NaN, the result is NaN. If neither operand is a
+    constant and one is NaN, the result is `b`.
     """
     return op(Operation.MIN, a, b)
 
