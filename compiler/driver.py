@@ -172,8 +172,8 @@ def optimise(
         mode: the target and the precision.
         observer: a function that is called with the name of each pass and the graph after it.
         timings: records the time of each pass.
-        choice: exceptions from the rule: passes that run although they do not suit the target, and
-            passes that do not run although they do. By default, none.
+        choice: additional passes to run although they do not suit the target, and passes to skip.
+            By default, none.
 
     Raises:
         CompilerError: if a finite weight becomes infinite in the 16-bit type.
@@ -281,8 +281,8 @@ def compile_whole(
 ) -> Executable | GuardedModel:
     """Compile a model as `compile_model` does, without dividing it into segments.
 
-    Segments are parts of a model that are compiled separately, because a size or a branch after the
-    first segment depends on computed data.
+    `compile_model` divides a model into segments, which are compiled separately, if a tensor size
+    or a branch depends on computed data.
 
     Raises:
         UnsupportedOperatorError: if the model must be divided into segments, in which case the
@@ -312,10 +312,10 @@ def reading(model: ModelSource, options: CompileOptions) -> list[ReadModel]:
 def _closed_and_open(
     source: ReadModel, options: CompileOptions
 ) -> tuple[dict[str, Dimension], dict[str, int], ModelPorts]:
-    """Return the ranges of a model's named dimensions, the fixed sizes, and the model's ports.
+    """Return the ranges and the fixed sizes of a model's named dimensions, and the model's ports.
 
-    A range of one size is a fixed size. The ports are the inputs and outputs, with these fixed
-    sizes.
+    The first two results map names of dimensions to ranges and to sizes. A range of one size is a
+    fixed size. The ports are the model's inputs and outputs, with the fixed sizes filled in.
     """
     ranges = check_dims(source.proto.graph, options.dims)
     given = {name: dynamic_size(d) for name, d in ranges.items() if d.low == d.high}

@@ -162,7 +162,7 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
     Args:
         graph: the graph of the model.
         dims: for each dimension, a size, a range, size hints (typical sizes), or a range with
-            hints. The keys are names of dimensions, or state input and position (`x[0]`).
+            hints. A key is the name of a dimension, or an input and a position, such as `x[0]`.
 
     Returns:
         The range of each dimension by name. A fixed size is a range of one number. A dimension for

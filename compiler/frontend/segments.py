@@ -81,10 +81,11 @@ class DeferredNodes:
 
 
 def inlined_branch(branch: GraphProto, node: NodeProto, name: str) -> GraphProto:
-    """Return a graph whose nodes replace an If node by one of its branches.
+    """Return a graph whose nodes replace an If node, if it is known which branch the If takes.
 
-    `branch` is that branch, `node` the If, and `name` the name of the If. Values of the branch are
-    renamed to `name/...`. The graph computes the outputs of the If under their own names.
+    `branch` is the branch that is taken, `node` the If, and `name` the name of the If. Values of
+    the branch are renamed to `name/...`. The graph computes the outputs of the If under their own
+    names.
     """
     made = {value for inner in branch.node for value in inner.output if value}
     made |= {tensor.name for tensor in branch.initializer}
@@ -127,15 +128,14 @@ def _renamed(node: NodeProto, names: Mapping[str, str], prefix: str = "") -> Nod
 class Continuation:
     """A model of the nodes that can be imported only after a run has computed some values.
 
-    The values that these nodes read from the earlier part of the model are called live-ins.
+    The values that these nodes read from the earlier part of the model are called live-ins. The
+    import may add nodes that are not in the original model. They compute integers from the extents
+    of live-ins, or build sequences from live-ins. The first `spelled` nodes are such nodes.
 
     Attributes:
         source: the model of these nodes. It has no inputs yet; `at` adds inputs for the live-ins.
         reads: the live-ins.
         reason: why the model was divided.
-        spelled: the number of nodes at the start that are not in the original model. The import
-            added them to compute integers from the extents of live-ins, and to build sequences from
-            live-ins.
     """
 
     source: ReadModel
@@ -474,11 +474,9 @@ def _left(
 ) -> ReadModel:
     """The model of the deferred nodes, with the constants that these nodes read.
 
-    Args:
-        read: the model that contains the deferred nodes.
-        waiting: the nodes that can be imported only after a run has computed some values.
-        tensors: the constants by name.
-        spelled: additional nodes, which are put before the deferred ones.
+    Deferred nodes can be imported only after a run has computed some values. `waiting` has the
+    deferred nodes of the model `read`, and `tensors` the constants by name. The additional nodes in
+    `spelled` are put before the deferred ones.
     """
     proto = ModelProto()
     proto.ir_version = read.proto.ir_version

@@ -49,7 +49,7 @@ def identifiers(names: Iterable[str], suffixes: Iterable[str] = ()) -> tuple[str
     """Return a unique identifier for each name, with a number appended if necessary.
 
     The identifiers also differ after conversion to upper case, because macros use them in upper
-    case. Callers may append one of the `suffixes` to an identifier. The result then differs from
+    case. Callers may append one of the `suffixes` to an identifier. The resulting name differs from
     all other identifiers, with or without a suffix.
     """
     made: list[str] = []

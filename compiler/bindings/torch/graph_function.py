@@ -115,7 +115,8 @@ class _Step:
     """One step of a graph that runs in several parts, by PyTorch or by a compiled program.
 
     Attributes:
-        run: runs the step; takes the values of `inputs` as a list, and returns those of `outputs`.
+        run: a function that runs the step. It takes the values of the nodes `inputs` as a list, and
+            returns the values of the nodes `outputs`.
         inputs: the nodes whose values the step reads.
         outputs: the nodes whose values the step computes.
     """

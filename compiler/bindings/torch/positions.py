@@ -34,7 +34,7 @@ result are elements of the first argument."""
 
 
 def source_of(node: fx.Node) -> fx.Node:
-    """Return the node that computes or receives the elements of a node's value.
+    """Return the node from which a node's value takes its elements.
 
     Operators that only move or copy elements, such as `view` or `permute`, are skipped: the source
     of `x.view(-1).t()` is `x`.

@@ -150,9 +150,10 @@ def _limits(emitter: Emitter, value: Value) -> tuple[float, float]:
 
 
 def _note_limits(emitter: Emitter, operation: Operation, result: Value, a: Value, b: Value) -> None:
-    """Record bounds of a float result, if one operand (`a` or `b`) is a constant.
+    """Record a lower and an upper bound of a float result, if `a` or `b` is a constant.
 
-    The operation is a minimum, a maximum, or a product; the constant in a product must be positive.
+    `result` is the minimum, the maximum or the product of `a` and `b`. For a product, bounds are
+    recorded only if the constant is positive.
     """
     if a.const is not None:
         a, b = b, a
@@ -289,10 +290,10 @@ def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
 
 
 def _rounded_to_odd(emitter: Emitter, value: Value) -> Value:
-    """Emit the rounding of a float64 to float32 towards zero; set the last bit if it is inexact.
+    """Emit the rounding of a float64 to float32 towards zero; set the last bit of inexact results.
 
-    If the result is rounded again, to a 16-bit float, this gives the same as a single rounding of
-    the float64 (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008). The direct
+    A second rounding, to a 16-bit float, then gives the same number as a single rounding of the
+    float64 (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008). The direct
     conversion to a 16-bit float is a call to a C library function on most targets.
     """
     lanes = value.lanes

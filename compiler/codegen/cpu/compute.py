@@ -515,8 +515,8 @@ def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:
 def _equal(values: Partial, constants: Partial) -> bool:
     """Return whether each value is the constant at the same position in `constants`.
 
-    If `constants` is the neutral element of a reduction, an accumulator without any terms passes
-    this test.
+    Callers pass the neutral element of a reduction as `constants`. The result is then true for an
+    accumulator to which no term was added yet.
     """
     for value, constant in zip(values, constants, strict=True):
         if value.const is None or value.const != constant.const:

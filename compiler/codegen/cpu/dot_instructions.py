@@ -193,10 +193,10 @@ def _by_elements(
 
 
 def _extended(emitter: Emitter, value: Value, sums: Value) -> Value:
-    """Sign-extend a factor to the type of `sums`, and broadcast a scalar to their lanes.
+    """Sign-extend a factor to the element type of `sums`, with as many lanes as `sums`.
 
-    A scalar is broadcast first and extended afterwards, because LLVM recognises this pattern as a
-    widening multiplication.
+    A scalar is broadcast to all lanes first and extended afterwards, because LLVM recognises this
+    pattern as a widening multiplication.
     """
     assert sums.dtype is not None
     whole = emitter.splat(value, sums.lanes)

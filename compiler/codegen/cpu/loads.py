@@ -152,8 +152,8 @@ def _interleaved(place: LoadSite) -> Value:
 def _in_runs_or(plan: LoadPlan) -> LoadPlan:
     """Return a plan that loads a vector as several contiguous runs of lanes, or else by `plan`.
 
-    Runs are used on targets that treat several vector registers as one group (RISC-V), if the lanes
-    form several equal runs.
+    The first method is used if the target treats several vector registers as one group (RISC-V),
+    and the lanes of the vector form several equal runs.
     """
 
     def load(place: LoadSite) -> Value:
@@ -274,10 +274,11 @@ def _collected(place: LoadSite, items: Iterable[Value]) -> Value:
 def place_at(
     context: Context, budget: RegisterBudget, access: Access, offset: int, active: int
 ) -> LoadSite:
-    """Return a description of the load at byte offset `offset`, with the loop depth of its code.
+    """Return a description of the load at byte offset `offset`, with its loop depth.
 
-    A vector has `active` lanes in use. Loads from tensors that the stage does not write are hoisted
-    out of loops while registers are available.
+    The loop depth says out of which loops the load is hoisted. Loads from tensors that the stage
+    does not write are hoisted while registers are available. `active` is the number of lanes of the
+    loaded vector that are in use.
     """
     emitter, base, name = context.emitter, access.base, access.tensor.name
     depth, tag = emitter.depth, ""

@@ -400,8 +400,8 @@ def _carrying_bits(
 ) -> list[Value]:
     """Emit a run-time loop, as `Emitter.loop` does, that carries some 16-bit floats as uint16.
 
-    These are the floats of types that the target has no instructions to convert. Other values are
-    carried unchanged.
+    A loop-carried 16-bit float becomes a uint16 with the same bits if the target has no
+    instructions to convert its type. Other values are carried unchanged.
     """
     types = [value.dtype for value in carried]
 

@@ -341,10 +341,11 @@ def _loop_segments(loop: For, *, partial_tiles: bool = False) -> tuple[Segment, 
 
 
 def _granularity(body: Sequence[Node], axis: Axis) -> int:
-    """Return how many indices of an axis one copy of unrolled code covers, in a loop over the axis.
+    """Return the number of indices of an axis that one copy of unrolled code covers.
 
-    The value is the step by which the `Compute` nodes in the loop body unroll the axis, or 0 if
-    none does. Narrower last tiles of the loop are multiples of it as far as possible.
+    `body` is the body of a loop over the axis. The result is the step by which the `Compute` nodes
+    in the body unroll the axis, or 0 if none does. Narrower last tiles of the loop are multiples of
+    this step as far as possible.
     """
     for node in body:
         match node:

@@ -121,8 +121,8 @@ class MatrixTile:
     def turned(self, values: dict[Key, Partial]) -> dict[Key, Partial]:
         """Convert the sums of each pair of neighbouring rows to two 2x2 blocks, or blocks to rows.
 
-        The conversion is its own inverse. The argument and the result map keys of accumulators to
-        sums. Sums of a row without a neighbour are unchanged.
+        Applied to its own result, the conversion restores the rows. The argument and the result map
+        keys of accumulators to sums. Sums of a row without a neighbour are unchanged.
         """
         position = self._position(values)
         result = dict(values)

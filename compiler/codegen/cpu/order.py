@@ -59,15 +59,16 @@ def greedy_points(
     Ties keep the program order. For GEMM, the result is an outer product; for a depthwise
     convolution, each pixel is read once and contributes to several sums.
 
+    The function `beside` finds pairs of vectors that one instruction loads together. Its arguments
+    are an access, and whether no other access loads inside the loop. Its result maps the second
+    vector of each pair to the first; the key of a vector is its address (`Access.place`). A pair
+    counts as one load.
+
     Args:
         points: the points of the register tile (one index per unrolled axis) in program order.
         accesses: the accesses of the operands. Loads that are hoisted out of the loop at `depth`
             are not counted.
         depth: the depth of the innermost loop.
-        beside: a function that finds pairs of vectors that one instruction loads together. Its
-            arguments are an access, and whether no other access loads inside the loop. Its result
-            maps the second vector of each pair to the first. The key of a vector is its address
-            (`Access.place`). A pair counts as one load.
     """
     inner = [
         access

@@ -73,9 +73,10 @@ def _is_inside(place: LoadSite) -> bool:
 def pieces(
     emitter: Emitter, access: Access, run: int, active: int, value: Value
 ) -> Iterator[tuple[int, Value]]:
-    """Split a vector that is stored into runs; yield the byte offset and the lanes of each.
+    """Split a vector for storing into runs of `run` contiguous lanes.
 
-    A run has `run` lanes. The offset is relative to the first lane of the vector.
+    Yield for each run its byte offset, relative to the first lane of the vector, and its lanes as a
+    shorter vector.
     """
     for first in range(0, active, run):
         lanes = range(first, first + run)

@@ -16,8 +16,8 @@ def may_be_delayed(context: Context, stores: Sequence[Store]) -> bool:
 
     This is faster on in-order cores: each result stays in the register of its sum, so that the
     operations on several results overlap. Results that are stored immediately all use the same
-    register in turn. There must be a single store, because the results of several would need too
-    many registers, and its value must not read the stored tensor.
+    register in turn. The function returns false for several stores, whose results would need too
+    many registers. It also returns false if the stored value is computed from the stored tensor.
     """
     if not is_in_order(context.emitter.target) or len(stores) != 1:
         return False

@@ -11,9 +11,10 @@ Range = tuple[Value, Value]
 def thread_range(emitter: Emitter, whole: int, own: int) -> Range:
     """Return the range of a parallel loop's tiles that a thread computes.
 
-    A stage may have several parallel loops. The thread's arguments lo and hi count the tiles of the
-    first, of which there are `whole`. In another loop, of `own` tiles, the thread computes the same
-    proportion: tiles lo * own // whole to hi * own // whole. Both numbers may be dynamic sizes.
+    A stage of a kernel may have several parallel loops. The first one has `whole` tiles, of which
+    the thread computes lo to hi (exclusive). The loop in question has `own` tiles, of which the
+    thread computes the same proportion: lo * own // whole to hi * own // whole. `whole` and `own`
+    may be dynamic sizes.
     """
     ends = Value("%lo", DType.INT64), Value("%hi", DType.INT64)
     if own == whole:
