@@ -146,11 +146,11 @@ def nearest_size(dimension: Dimension, wanted: int) -> int:
 def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[str, int] | None:
     """Select a dimension and a fixed size for it, because a dynamic size caused an error.
 
-    The error says that a condition on dynamic sizes holds for only some sizes in their ranges. If
+    The error states a condition on dynamic sizes that holds for only some sizes in their ranges. If
     the condition is that two sizes are equal, the selected size makes them equal. For example, a
-    text recogniser that squeezes the height of its features needs images of one height. If the
-    condition is another one, or no size makes the two equal, a dimension that occurs in the
-    condition is selected, with its size in `sizes`.
+    text recogniser that squeezes the height of its features needs images of one height. For any
+    other condition, or if no size makes the two sizes equal, a dimension in the condition is
+    selected, with its size in `sizes`.
 
     Args:
         error: the error.
@@ -158,7 +158,7 @@ def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[st
 
     Returns:
         The dimension's name, and its size. If the condition concerns no dimension in `sizes`, the
-            last one of `sizes`; None if `sizes` is empty.
+        last one of `sizes`; None if `sizes` is empty.
     """
     for question in filter(is_dynamic, (error.unequal, error.undecided)):
         asked = [d for d in dimensions(question) if d.name in sizes]
@@ -198,17 +198,17 @@ def _solution(difference: int, dimension: Dimension, sizes: Mapping[str, int]) -
 def _batches(ports: ModelPorts) -> frozenset[str]:
     """Return the names of the dimensions that count as a batch.
 
-    A dimension whose name contains `batch` counts. Any other dimension counts only if these three
+    A dimension whose name contains `batch` counts. Any other dimension counts only if all of these
     conditions hold:
 
-    - It is the first dimension of an input, and no dimension of this input has a name with `batch`.
+    - It is the first dimension of an input that has no dimension with `batch` in its name.
     - It is not a later dimension of any input, except of states of recurrent networks.
-    - It is unnamed; or its name is usual for a batch, such as `N`; or no other name begins an input
-    or contains `batch`, and it is not the name of a length, such as `frames`.
+    - It is unnamed, or has a usual name for a batch, such as `N`, or is the only candidate by name.
 
-    The third condition is strict because one of several leading names may be, for example, the
-    number of nodes in a graph. Names that torch.export generates count as unnamed if all inputs of
-    two or more dimensions begin with one.
+    A dimension is the only candidate by name if no other name begins an input or contains `batch`,
+    and its name is not that of a length, such as `frames`. With several names, one may be, for
+    example, the number of nodes in a graph. Names that torch.export generates count as unnamed if
+    all inputs of two or more dimensions begin with one.
     """
     shaped = [dims for dims in ports.inputs.values() if len(dims) > 1]
     unnamed = {f"{name}[{n}]" for name, dims in ports.inputs.items() for n in range(len(dims))}

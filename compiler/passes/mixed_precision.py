@@ -282,10 +282,11 @@ class _MixedPrecision:
         return rounds and node.inputs[0] in self._stored and not self._source.returns(node.output)
 
     def _rounded_value(self, group: Group) -> str | None:
-        """The value, among those that a kernel computes, to convert to 16 bits.
+        """Return the value to convert to 16 bits: one of the values that a kernel computes.
 
-        This is the output of the kernel. If data movements end the kernel, it is their operand
-        instead, so that they move 16-bit elements. The result is None if the output stays float32.
+        This is usually the output of the kernel. If data movements such as transposes end the
+        kernel, it is the value before them. They then move 16-bit elements. The result is None if
+        the output stays float32.
         """
         if group.output not in self._crossing:
             return None

@@ -10,9 +10,10 @@ Before:                                     After:
     output present
 
 Exporters of GPT-2 stack the keys and values of a layer in this way, and so does com.microsoft's
-Attention. The pass concatenates the new keys and the new values first, and then appends the result
-to the old rows. The first operand of the output's concatenation is therefore the input itself, and
-`growing_caches` recognises the cache. In algebra: the exchange of two concatenations.
+Attention. The pass concatenates the new keys and the new values first, and then appends them to the
+old rows. The output is then a concatenation whose first operand is the input. By this form, the
+pass `growing_caches` recognises an output that appends rows to an input. In algebra: the exchange
+of two concatenations.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ Shape = tuple[int, ...]
 
 
 def packed_caches(graph: Graph) -> Graph:
-    """Return the graph in which each packed cache is extended by one concatenation."""
+    """Append the new rows to each packed cache by one concatenation, and return the new graph.
+
+    A packed cache is an input that holds several arrays, such as the keys and values of a layer.
+    """
     for output in dict.fromkeys(graph.outputs):
         found = _cache(graph, output)
         if found is not None:
@@ -41,7 +45,7 @@ def packed_caches(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One part of a packed cache, such as the keys or the values.
+    """One part, such as the keys, of a packed cache: an array that holds both keys and values.
 
     Attributes:
         old: the slice that reads the part from the input.
@@ -58,11 +62,11 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """A packed cache: an input, and the output that extends it by new rows.
+    """A packed cache: one array with several parts, such as keys and values, that grows by rows.
 
     Attributes:
-        past: the input.
-        present: the output.
+        past: the graph input with the old rows.
+        present: the graph output with the old and the new rows.
         outer: the dimension along which the parts are concatenated.
         rows: the dimension along which rows are appended.
         parts: the parts, in order.
@@ -75,7 +79,7 @@ class _Cache:
     parts: Sequence[_Part]
 
     def starts(self) -> Iterable[tuple[_Part, Shape]]:
-        """Yield each part, and the index of its first element in the output."""
+        """Yield each part, such as the keys, with the index of its first element in the output."""
         at = 0
         for part in self.parts:
             yield part, tuple(at if dim == self.outer else 0 for dim in range(len(part.shape)))
@@ -83,7 +87,11 @@ class _Cache:
 
 
 def _cache(graph: Graph, present: str) -> _Cache | None:
-    """The packed cache of which `present` is the output; None for other outputs."""
+    """Return the packed cache of which `present` is the output with the new rows.
+
+    A packed cache is one array with several parts, such as keys and values, to which rows are
+    appended. Returns None if `present` is another output.
+    """
     node = graph.producer(present)
     if node is None or node.op != "concat":
         return None
@@ -122,10 +130,10 @@ def _unshaped(graph: Graph, value: str) -> str:
 
 
 def _is_exchangeable(graph: Graph, cache: _Cache) -> bool:
-    """Whether the concatenations of parts and of rows can be exchanged.
+    """Whether one concatenation can append the new rows of all parts of a packed cache.
 
-    Each part must start at the same position in the input and in the output, and its new rows must
-    be appended along the dimension of rows.
+    Each part, such as the keys, must start at the same position in the input and in the output. Its
+    new rows must be appended along the dimension `cache.rows`.
     """
     before, rows = graph.types[cache.past].shape, cache.rows
     if cache.outer >= rows:
@@ -148,9 +156,10 @@ def _is_exchangeable(graph: Graph, cache: _Cache) -> bool:
 
 
 def _packed(graph: Graph, cache: _Cache) -> Graph | None:
-    """The graph in which one concatenation extends a packed cache.
+    """Return the graph in which one concatenation appends the new rows to a packed cache.
 
-    Returns None if the new rows of one part depend on the old rows of another part.
+    A packed cache is one array with several parts, such as keys and values. Returns None if the new
+    rows of one part depend on the old rows of another part.
     """
     edit = Edit(graph)
     after, rows = graph.types[cache.present].shape, cache.rows

@@ -98,9 +98,10 @@ def optimise(
         factor: maps a stored integer type to the type in which the target multiplies it, or to None
             if the target does not multiply it as an integer.
         stored: the type in which the pass `mixed_precision` stores values; float32 omits the pass.
-            Bodies of control flow do not use it. A graph, or body, whose products all have factors
-            of one 16-bit float type uses that type instead.
-        repeated: whether the graph is the body of a loop, as for the pass `mixed_precision`.
+            Bodies of control flow do not use `stored`. If all products of a graph or body have
+            factors of one 16-bit float type, that type replaces `stored`.
+        repeated: whether the graph is the body of a loop. The pass `mixed_precision` then stores
+            only factors of products in 16 bits.
 
     Raises:
         InvalidModelError: if a weight is infinite in the type `stored`.

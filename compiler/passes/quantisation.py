@@ -34,7 +34,8 @@ if the target does not multiply them as integers."""
 def unsigned(stored: DType) -> DType | None:
     """Return uint8 for int8 and uint8, and None for other types.
 
-    This is the `IntegerFactor` for most CPUs, which multiply uint8 by int8.
+    Most CPUs multiply uint8 by int8, so stored 8-bit integers are multiplied as uint8. None means
+    that integers of the type are not multiplied as integers.
     """
     return DType.UINT8 if stored in INT8_TYPES else None
 
@@ -137,8 +138,9 @@ def source_of(rewriter: Rewriter, value: str) -> IntegerSource | None:
 def _moved_source(rewriter: Rewriter, node: Node) -> IntegerSource | None:
     """Recognise a data movement or max pool whose operands are dequantised values.
 
-    Emits the same operator on the stored integers, and returns its result as the source. Returns
-    None unless all operands have the same constant zero point and the same scale.
+    Emits the same operator on the stored integers. Returns an `IntegerSource` with the output of
+    this operator. Returns None unless all operands have the same constant zero point and the same
+    scale.
     """
     operands = moved_operands(node)
     found = [part for value in operands if (part := source_of(rewriter, value)) is not None]
@@ -162,9 +164,9 @@ def moved_operands(node: Node) -> tuple[str, ...]:
 
 
 def move(rewriter: Rewriter, node: Node, values: Sequence[str]) -> str:
-    """Emit a copy of a data movement with other operands, and return its output.
+    """Emit a copy of a data movement that moves other values, and return its output.
 
-    `values` replace the `moved_operands`.
+    `values` replace, in order, the operands whose elements the movement copies.
     """
     return rewriter.emit(node.op, [*values, *node.inputs[len(values) :]], node.attrs)
 
@@ -235,12 +237,15 @@ def transposed(weight: Weight, order: tuple[int, ...]) -> Weight:
 
 
 def as_factor(rewriter: Rewriter, source: IntegerSource, factor: IntegerFactor) -> IntegerSource:
-    """Convert the integers of a source to the type that the target multiplies.
+    """Convert the stored integers of a dequantised value to the type that the target multiplies.
 
-    A wider type holds the stored integers unchanged. If only the signedness differs, the stored
-    integers and the zero point are shifted by half the range of the type, such as 128 for 8 bits.
-    Their difference stays the same. The shift wraps around in the stored type; the zero point is an
-    int32, in which it does not overflow.
+    `factor` maps the stored type to this type. A wider type holds the stored integers unchanged. If
+    only the signedness differs, the integers and the zero point are shifted by half the range of
+    the type, such as 128 for 8 bits. The difference of integers and zero point stays the same. The
+    shift of the integers wraps around in the stored type. The zero point is an int32, in which it
+    does not overflow.
+
+    Returns the converted integers with the new zero point and the same scale.
     """
     stored = rewriter.type(source.value).dtype
     wanted = factor(stored)

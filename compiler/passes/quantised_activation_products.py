@@ -5,10 +5,14 @@ Before:                                             After:
                                                         %1 = float32(%2) * (s * t)
 
 Both matrices are computed at run time. `integer_activation_products` describes the int32 sums,
-which are exact. The pass runs after `attention`: if attention weights are not quantised between
-softmax and product, one fused kernel in floats remains, which is faster. Like `quantised_products`,
-the pass is omitted for targets whose products of 8-bit integers are not faster than those of
-float32 (`Target.multiplies_bytes`).
+which are exact.
+
+The pass runs after the pass `attention`, which fuses two products and the softmax between them into
+one kernel. It does so only if the attention weights are not quantised. The fused kernel computes
+with floats, and is faster than two products of integers.
+
+Like `quantised_products`, this pass is omitted for targets whose products of 8-bit integers are not
+faster than those of float32 (`Target.multiplies_bytes`).
 """
 
 from __future__ import annotations

@@ -28,17 +28,20 @@ def movements(rewriter: Rewriter, node: Node, op: str) -> Sequence[Node]:
 def unmoved(
     rewriter: Rewriter, node: Node, op: str, constant: Callable[[str, np.ndarray], str | None]
 ) -> str | None:
-    """Emit a copy of a node that reads its operands before the data movement `op`.
+    """Emit a copy of a node that reads values before a data movement, not after it.
+
+    For example, for the node `relu(transpose(x))` and the movement `transpose`, this emits
+    `relu(x)`.
 
     Args:
         rewriter: the graph under construction.
-        node: the node, whose operands are constant or computed by `op`.
+        node: the node. Each operand is constant, or the result of a movement of the kind `op`.
         op: the kind of data movement.
-        constant: maps the name and array of a constant operand to the name of a constant from which
-            the movement would compute the operand; None if no such constant exists.
+        constant: returns the name of a constant that the movement would convert to a constant
+            operand, given the operand's name and array; None if no such constant exists.
 
     Returns:
-        The result of the copy. None if an operand is neither constant nor computed by `op`, or if
+        The output of the copy. None if an operand is neither constant nor computed by `op`, or if
         `constant` returns None for it.
     """
     operands: list[str] = []

@@ -4,10 +4,10 @@ Before:                                 After, for a width of 2:
     %4 = concat(%0, %1, %2, %3)             %5 = concat(%0, %1); %6 = concat(%2, %3)
                                             %4 = concat(%5, %6)
 
-The kernel of a concatenation has a stage for each operand, and one kernel of 50,000 stages takes
-minutes to compile. In a tree, many kernels are equal and compiled once, and operands that already
-lie in place are not copied again. Elsewhere: a balanced tree rewrite, as XLA's tree reduction
-rewriter does for wide reductions.
+The kernel of a concatenation has a stage (a C function) for each operand. A kernel of 50,000 stages
+takes minutes to compile. In a tree, many kernels are equal and compiled once. An operand that is
+already at its place in the result is not copied again. Elsewhere: a balanced tree rewrite, as XLA's
+tree reduction rewriter does for wide reductions.
 """
 
 from __future__ import annotations

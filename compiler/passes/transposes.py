@@ -100,13 +100,16 @@ def _split_earlier(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None:
-    """Assign dimensions to the joined dimensions whose extents are their products.
+    """Group consecutive dimensions so that the product of each group is a joined dimension's
+    extent.
 
     `joined` has the extents of the joined dimensions, and `parts` the extents of the dimensions to
-    assign, in order. Returns the positions of the parts for each joined dimension. For example,
-    `joined` (6, 5) and `parts` (2, 3, 5) give [[0, 1], [2]]. A part of extent 1 belongs to the
-    dimension before it, unless it is a joined dimension itself. Returns None if the extents do not
-    match in this way, or the ranges of dynamic sizes do not prove it.
+    group, in order. Returns the positions in `parts` of each group. For example, `joined` (6, 5)
+    and `parts` (2, 3, 5) give [[0, 1], [2]], because 6 = 2 * 3.
+
+    A part of extent 1 between two groups is added to the second one, and a part of extent 1 at the
+    end to the last one. Returns None if there are no such groups, or if the ranges of dynamic sizes
+    do not prove that the products are equal.
     """
     found: list[list[int]] = []
     place = 0

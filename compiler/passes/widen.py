@@ -16,9 +16,11 @@ therefore closer to exact arithmetic, and not bit-identical to a program that ro
 operator.
 
 If all products of the graph have factors of one 16-bit type, the pass `mixed_precision` runs
-afterwards with this type, and decides which values are stored in 16 bits. Values of another 16-bit
-type keep it where no operator computes with them in float32: in data movements, selections, casts,
-native functions and control flow. Factors of products keep it too.
+afterwards with this type, and decides which values are stored in 16 bits.
+
+For another 16-bit type, some values stay in 16 bits: the factors of products, and values that no
+operator computes with in float32. The latter pass through data movements, selections, casts, native
+functions and control flow only.
 """
 
 from __future__ import annotations
@@ -115,7 +117,7 @@ class _Widening:
     def graph(self) -> Graph:
         """Return the graph with 16-bit floats computed in float32.
 
-        Its inputs and outputs have the same names and types as before.
+        The inputs and outputs have the same names and types as those of the source graph.
         """
         source = self._source
         for node in source.nodes:

@@ -36,9 +36,9 @@ class GraphChoice:
         without: passes of the pipeline that do not run.
         including: passes that run although the default rules disable them for the target.
         kept: values that are stored in memory, so that their producer is not fused with their
-            readers. For example, if the result of a convolution is kept, the operators after it
-            become a separate kernel, or part of the kernel of another anchor whose result they also
-            read.
+            readers. For example, if the result of a convolution is kept, the operators after the
+            convolution become a separate kernel. If they also read the result of another
+            convolution or product, they may be fused with that one instead.
         copied: outputs of concatenations and slices that are copies, not views.
         layouts: by the name of a group's output, the layouts that the group writes and reads.
     """

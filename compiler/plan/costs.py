@@ -1,6 +1,7 @@
-"""Costs of a workload, counted from its graph and its boundaries, independent of the machine.
+"""Costs of a workload (a fused subgraph to tune): arithmetic, and bytes read and written.
 
-One multiply-accumulate (MAC) is two floating-point operations.
+The costs are counted from the operators, types and layouts, independent of the machine. One
+multiply-accumulate (MAC) is two floating-point operations.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def bytes_read(workload: Workload) -> int:
 
 
 def bytes_written(workload: Workload) -> int:
-    """Return the bytes of a workload's output as stored, halo included."""
+    """Return the bytes of a workload's output as stored, including its halo (zeros around it)."""
     return workload.output.bytes
 
 

@@ -150,8 +150,8 @@ class _Fusion:
     def _epilogue(self, anchor: Node) -> list[Node]:
         """Collect the elementwise nodes to fuse after an anchor, and mark them as grouped.
 
-        Other groups read only the last collected node. A value may branch and join again inside the
-        group (`x * sigmoid(x)`).
+        The anchor is the main node of the group, such as a convolution. Other groups read only the
+        last collected node. A value may branch and join again inside the group (`x * sigmoid(x)`).
         """
         accepted: list[Node] = []
         shape = self._graph.types[anchor.output].shape
@@ -166,10 +166,11 @@ class _Fusion:
         return accepted
 
     def _narrow(self, epilogue: list[Node]) -> list[Node]:
-        """Remove the dequantisation at the end of an epilogue if every reader can apply it instead.
+        """Remove the dequantisation at the end of a group if every reader can apply it instead.
 
-        Return the remaining nodes, or the whole epilogue if some reader cannot. Removed nodes are
-        in no group until a reader's group takes them.
+        `epilogue` has the elementwise nodes of the group that follow its main node, such as a
+        convolution. Returns the remaining nodes; all nodes if some reader cannot dequantise.
+        Removed nodes are in no group until a reader's group takes them.
         """
         if not epilogue:
             return []
@@ -242,10 +243,11 @@ class _Fusion:
         return [user]
 
     def _take_chains(self, anchor: Node, nodes: list[Node]) -> None:
-        """Add to a group the dequantisation of the epilogue's operands if nothing else reads the
-        result.
+        """Add to a group the operators that dequantise operands of its elementwise nodes.
 
-        `nodes` has the nodes of the group, and is extended.
+        They are added only if nothing outside the group reads their results. `nodes` has the nodes
+        of the group, and is extended. The operands of `anchor`, the main node of the group (such as
+        a convolution), are not considered.
         """
         for node in [node for node in nodes if node is not anchor and _is_elementwise(node)]:
             for value in node.inputs:
@@ -348,10 +350,12 @@ class _Fusion:
     def _grow_up(self, nodes: list[Node], *, cheap: bool) -> None:
         """Add to a group the elementwise and movement nodes that compute its operands.
 
-        Only nodes whose results no other group reads are added. With `cheap`, operators that are
-        expensive per element, such as `exp`, are not added: row operators read their operands
-        several times and compute the prologue each time. `nodes` has the nodes of the group, and is
-        extended.
+        Only nodes whose results no other group reads are added. If `cheap` is true, operators that
+        are expensive per element, such as `exp`, are not added. This is the case for groups of row
+        operators (such as softmax). They read their operands several times, and compute the added
+        nodes each time.
+
+        `nodes` has the nodes of the group, and is extended.
         """
         inside = {node.name for node in nodes}
         queue = list(nodes)
@@ -399,8 +403,11 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def _is_cheap(node: Node) -> bool:
-    """Whether an elementwise node costs so little that each pass of a row operator may recompute
-    it."""
+    """Whether an elementwise node is cheap enough to compute several times per element.
+
+    A row operator (such as softmax) reads its operand in several passes. A node that is fused
+    before it is computed again in each pass.
+    """
     return ops.get(node.op).cost is ElementCost.CHEAP
 
 

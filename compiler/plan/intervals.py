@@ -1,9 +1,9 @@
 """Division of a workload's dynamic sizes into intervals, each tuned separately.
 
 Products with one row, a dozen rows and hundreds of rows need different kernels. The range of a
-dimension is therefore divided after 1, 16 and 128. These split points are the same for every model,
-so that models with different ranges share pieces and their keys. A piece with a single size is the
-workload of a model with that fixed size.
+dimension is therefore divided after 1, 16 and 128. The workload for one interval is called a piece,
+and has its own key. The split points are the same for every model, so that models with different
+ranges share pieces. A piece with a single size is the workload of a model with that fixed size.
 
 Only workloads with a contraction (matrix product, convolution), a window (pool) or an attention are
 divided; for others, one kernel is best at all sizes. If tuning selects the same schedule for
@@ -42,7 +42,7 @@ workload's order."""
 
 @dataclass(frozen=True, slots=True)
 class RangePiece:
-    """One piece of a workload whose range of sizes is divided.
+    """A piece of a workload: the workload for a part of its dynamic sizes, tuned separately.
 
     Attributes:
         box: for each dynamic dimension of the whole workload, the interval that the piece covers.
@@ -57,7 +57,7 @@ class RangePiece:
 
 @dataclass(frozen=True, slots=True)
 class SizeSplit(Generic[T]):
-    """A node of a decision tree that selects a piece by one size.
+    """A node of a binary decision tree that selects a subtree by one dynamic size.
 
     Attributes:
         position: the position of the tested dimension among the workload's dimensions.
@@ -92,8 +92,8 @@ def changed(tree: T | SizeSplit[T], change: Callable[[T], U]) -> U | SizeSplit[U
 def intervals(dimension: Dimension, last: Sequence[int] = LAST) -> tuple[Dimension, ...]:
     """Divide the range of a dimension after each size of `last`; return the intervals in order.
 
-    An unbounded dimension that may be 0 is not divided: it is slack capacity, which does not
-    influence the work.
+    An unbounded dimension that may be 0 is not divided. Such a dimension is the number of unused
+    rows in a buffer (slack capacity), which does not influence the work.
     """
     if dimension.high is None and not dimension.low:
         return (dimension,)
@@ -148,7 +148,7 @@ def holds(box: Box, part: Box) -> bool:
 
 @memo(1024)
 def pieces(workload: Workload) -> tuple[RangePiece, ...]:
-    """Return the pieces of a workload to tune, one per box of `boxes`.
+    """Return the workloads to tune for parts of a workload's sizes, one per box of `boxes`.
 
     A workload that is not divided is its only piece.
     """

@@ -117,7 +117,7 @@ class ArenaBuffers:
     Attributes:
         buffers: the buffers, numbered by position.
         starts: for each value, the number of its buffer and its byte offset in that buffer.
-        roots: as in `MemoryPlan`.
+        roots: for every value, the value whose buffer contains it (itself if it has its own).
         temporary: by the position of a step, the numbers of the buffers that are only used while it
             runs, in the order of `MemoryPlan.shared`.
     """
@@ -249,7 +249,10 @@ def _last_uses(plan: GraphPlan) -> dict[str, int]:
 
 
 def _regions(plan: GraphPlan) -> Regions:
-    """The regions of a plan's values; values that are views of each other are joined."""
+    """Return the regions of a plan's values.
+
+    A region is a set of values that share memory: a value and all its views.
+    """
     regions = Regions()
     for value in plan.graph.inputs:
         regions.add(value, value_bytes(plan, value), written=False)
@@ -262,7 +265,10 @@ def _regions(plan: GraphPlan) -> Regions:
 
 
 def _external(plan: GraphPlan, regions: Regions) -> dict[Region, str]:
-    """The regions that are the caller's buffers, each with its input or output."""
+    """Return the regions in the caller's buffers, each with the name of its input or output.
+
+    A region is a set of values that share memory.
+    """
     found: dict[Region, str] = {}
     for value in (*plan.graph.inputs, *plan.graph.outputs):
         if value not in regions:
@@ -279,8 +285,9 @@ def _reuse_operands(
 ) -> None:
     """Let each step write its output over an operand that no later step reads.
 
-    The region of the output is joined with that of the operand. `allowed` decides which operands a
-    step may overwrite. Buffers of the caller (`external`) are never overwritten.
+    The region (set of values that share memory) of the output is joined with that of the operand.
+    `allowed` decides which operands a step may overwrite. Regions in `external` are buffers of the
+    caller, and are never overwritten.
     """
     last = _last_uses(plan)
     ends: dict[Region, int] = {}

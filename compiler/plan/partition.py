@@ -152,10 +152,12 @@ def _is_view(node: Node) -> bool:
 def split_outputs(
     graph: Graph, groups: tuple[Group, ...], choices: tuple[LayoutChoice, ...]
 ) -> tuple[Graph, tuple[Group, ...], tuple[LayoutChoice, ...]]:
-    """Make graph outputs row-major by a copy if a group would write one in another layout.
+    """Copy each graph output that a group would write in a layout other than row-major.
 
     Before: `%9 = {conv}` blocked, `return %9`. After: `%9.inner = {conv}` blocked, `%9 =
     identity(%9.inner)` row-major; other readers of `%9` read the inner value.
+
+    Returns the new graph, groups and layout choices.
     """
     names: dict[str, str] = {}
     types = dict(graph.types)
@@ -292,8 +294,9 @@ class _Partition:
         return same_storage(self._types[value].shape, self._places[value], ROW)
 
     def _collect_relayouts(self) -> None:
-        """Find the relayouts that the kernels need, and widen each halo to the union of its
-        readers' halos.
+        """Find the copies into other layouts that the kernels need.
+
+        Each copy gets a halo (zeros around the elements) that is wide enough for all its readers.
         """
         for group, choice in self._work:
             if group.is_view or group.is_native or group.output in self._views.concats:

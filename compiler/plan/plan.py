@@ -216,9 +216,10 @@ class Growth:
 class GraphPlan:
     """An optimised graph, the steps that compute it in order, and the placements of its values.
 
-    Relayouts are nodes of the graph with the operator `identity`. `placements` covers every graph
-    input and every step's output; inputs and outputs of the graph are row-major without a halo.
-    Constants have no placement: each kernel packs its own.
+    A copy of a value into another layout is a node of the graph with the operator `identity`.
+    `placements` has the layout and halo of every graph input and every step's output. Inputs and
+    outputs of the graph are row-major without a halo. Constants have no placement: each kernel
+    packs its own.
     """
 
     graph: Graph
@@ -248,27 +249,35 @@ class GraphPlan:
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """The dynamic dimensions, by name, including slack capacities."""
+        """The dynamic dimensions, by name, including the slack capacities.
+
+        A slack capacity is the number of unused rows at the end of a buffer.
+        """
         return self.graph.dimensions
 
     @property
     def rooms(self) -> tuple[SlackDimension, ...]:
-        """The dimensions of the growing caches' slack capacities.
+        """The slack capacities: dimensions that are numbers of unused rows in buffers.
 
-        The shapes of the caller's arrays do not contain these dimensions.
+        The buffers belong to growing caches (inputs to which a run appends rows). The shapes of the
+        caller's arrays do not contain these dimensions.
         """
         return tuple(dict.fromkeys(growth.room for growth in self.growing))
 
     def with_rooms(self, values: Mapping[str, int]) -> dict[str, int]:
         """Return sizes of dimensions by name, with a size for every slack capacity.
 
-        A slack capacity without a size in `values` gets 0: outside a session, growing caches have
-        no unused rows.
+        A slack capacity is the number of unused rows in the buffer of a growing cache (an input to
+        which a run appends rows). A slack capacity without a size in `values` gets 0: outside a
+        session, buffers have no unused rows.
         """
         return {**dict.fromkeys((room.name for room in self.rooms), 0), **values}
 
     def caller_shape(self, value: str) -> tuple[int, ...]:
-        """Return the shape of the caller's array for an input or output, without slack capacity."""
+        """Return the shape of the caller's array for an input or output.
+
+        The shape excludes unused rows at the end of the array's buffer (slack capacity).
+        """
         shape = self.graph.types[value].shape
         for growth in self.growing:
             for name, rows in ((growth.input, growth.before), (growth.output, growth.after)):
@@ -335,14 +344,14 @@ class GraphPlan:
         return labels_of(self._declaring_node(port))
 
     def part_of(self, output: str) -> str | None:
-        """Return the name of the list that the model returns with a graph output as an element.
+        """Return the name of the list to which a graph output belongs; None if there is no list.
 
-        The result is None for an output that is not an element of a list.
+        Some models return lists of arrays. Each array of a list is a separate output of the graph.
         """
         return list_of(self._declaring_node(output))
 
     def _declaring_node(self, output: str) -> Node | None:
-        """Return the node that may declare the labels or the list of a graph output.
+        """Return the node with the attributes that describe a graph output's labels or list.
 
         This is the producer of the output. If the producer only trims the output (limits it to the
         extent that is known after a run), it is the producer of the untrimmed value.
@@ -351,11 +360,11 @@ class GraphPlan:
         return self.graph.producer(node.inputs[0]) if node and node.op == "trim" else node
 
     def tasks(self) -> list[tuple[Workload, int]]:
-        """Return the distinct workloads to tune, in order of first use, with their number of runs.
+        """Return the distinct workloads to tune, in order of first use, each with a count.
 
-        A workload whose range of sizes is divided is replaced by its pieces
-        (`compiler.plan.intervals`). The number counts the kernel's runs in one run of the model. A
-        kernel in a loop runs once per expected iteration.
+        The count is how many times one run of the model executes the workload's kernel. A kernel in
+        a loop runs once per expected iteration. If the dynamic sizes of a workload are divided into
+        intervals, the result has a separate workload for each interval (`compiler.plan.intervals`).
         """
         counts: dict[Workload, int] = {}
         for step, times in self.walk():

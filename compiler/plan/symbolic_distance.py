@@ -85,10 +85,11 @@ def _address(along: _Along, index: int) -> int:
 
 
 def _by_factors(outer: _Along, inner: _Along, first: int, extent: int) -> int | None:
-    """Return the offset of `_by_index` for dynamic sizes: compare layout factors, not indices.
+    """Return the offset that `_by_index` returns, but compare layout factors instead of indices.
 
-    The arguments are those of `_by_index`. The result is None unless both layouts have the same
-    factors and the box starts at a multiple of each block.
+    A factor is a part into which a layout divides an index, such as a block of 16. The arguments
+    are those of `_by_index`; the extents may be dynamic. The result is None unless both layouts
+    have the same factors and the box starts at a multiple of each block.
     """
     shift = first + outer[1] - inner[1]
     total = 0

@@ -49,7 +49,7 @@ class SymbolicMemory:
     Attributes:
         buffers: the buffers of the arena, numbered by position.
         starts: for each value, the number of its buffer and its byte offset in that buffer.
-        roots: as in `MemoryPlan`.
+        roots: for every value, the value whose buffer contains it (itself if it has its own).
         shared: by the position of a step, the numbers of the buffers that are only used while it
             runs, without the arenas of bodies.
         bodies: by the position of a step, the plans of its bodies; they use the buffers of the

@@ -48,8 +48,9 @@ class PlacedPiece:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """The value `part` is a box of the value `whole`; `start` is the index of its first element
-    there.
+    """The position of the value `part` inside the larger value `whole`.
+
+    `start` is the index in `whole` of the first element of `part`.
     """
 
     whole: str
@@ -64,9 +65,10 @@ class Views:
     The concatenations and slices in `copied` are kernels.
 
     Attributes:
-        concats: for each concatenation that is a view (by its output), the place of each operand.
-        slices: the slices that are views (by their output), with their starts.
-        turned: the transposes that are views, by their output.
+        concats: maps the output of each concatenation that is a view to the position of each
+            operand.
+        slices: maps the output of each slice that is a view to the index of its first element.
+        turned: the outputs of the transposes that are views.
         types: the types of all values of the graph, and of the copies.
     """
 
@@ -99,10 +101,10 @@ class Views:
         """Return the halo of each value that a group computes: the widths of the zeros around it.
 
         `wishes` has the layouts and halos in which groups read each value. All values of a region
-        get the same halo, so that their strides agree. Values in the caller's buffers, reshaped
-        values and results of native operators get none; a reader that needs a halo there reads a
-        copy. A region also gets none if its zeros would take more memory than such copies, or would
-        overlap other values.
+        (values that share memory) get the same halo, so that their strides agree. Values in the
+        caller's buffers, reshaped values and results of native operators get no halo. A reader that
+        needs a halo there reads a copy. A region also gets no halo if its zeros would take more
+        memory than such copies, or would overlap other values.
         """
         result: dict[str, Halo] = {}
         done: set[int] = set()
@@ -317,7 +319,7 @@ class Views:
         return same_storage(shape, self._places[value], Placement(wish.layout))
 
     def _holds(self, members: Sequence[str], halo: Halo, copies: int) -> bool:
-        """Whether all values of a region can have a halo.
+        """Whether all values of a region (values that share memory) can have a halo.
 
         Each value must keep its distance to the others. The added zeros must take at most `copies`
         bytes, the size of the copies that readers would need without the halo.

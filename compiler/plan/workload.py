@@ -52,7 +52,7 @@ def stored_bytes(kind: TensorType, layout: Layout, halo: Halo = ()) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The type, layout and halo of an input or output of a workload.
+    """The type, layout and halo (zeros around the elements) of a workload's input or output.
 
     `constant` marks a weight, whose elements are known before the first run. Its layout is always
     row-major here; the schedule decides how the weight is packed for the kernel.
@@ -77,9 +77,10 @@ class Boundary:
 class Workload:
     """A fused subgraph with one output.
 
-    `inputs[i]` is the boundary of `graph.inputs[i]`. One-element constants of elementwise operators
-    are in `graph.constants`; all other constants are inputs whose boundary is marked constant. The
-    constructor replaces the dynamic dimensions of `graph` by `WorkloadDimension`s.
+    `inputs[i]` is the boundary (type, layout and halo) of `graph.inputs[i]`. One-element constants
+    of elementwise operators are in `graph.constants`; all other constants are inputs whose boundary
+    is marked constant. The constructor replaces the dynamic dimensions of `graph` by
+    `WorkloadDimension`s.
     """
 
     graph: Graph
@@ -144,9 +145,10 @@ class Workload:
         return self.at({d.name: typical(dynamic_size(d)) for d in self.dimensions})
 
     def at_upper_hints(self) -> Workload:
-        """Return the workload with each dynamic dimension fixed to its upper hint.
+        """Return the workload with each dynamic dimension fixed to a large size, its upper hint.
 
-        Schedule spaces are built for these sizes.
+        The upper hint is the largest size of the range. For a long or unbounded range, it is 128,
+        or the typical size if that is larger. Schedule spaces are built for these sizes.
         """
         return self.at(upper_hints(*map(dynamic_size, self.dimensions)))
 
@@ -320,14 +322,17 @@ def extract_workload(
 
 @memo(2048)
 def _at(workload: Workload, values: tuple[tuple[str, int], ...]) -> Workload:
-    """`Workload.at`, memoised, because several phases of a job need the same sizes."""
+    """Return the result of `Workload.at`; memoised, because the same sizes are needed often."""
     known = dict(values)
     return replaced(workload, lambda size: at(size, known))
 
 
 @memo(2048)
 def _within(workload: Workload, ranges: tuple[Dimension, ...]) -> Workload:
-    """`Workload.within`, memoised; `ranges` has one range per dimension, in their order."""
+    """Return the result of `Workload.within`; memoised.
+
+    `ranges` has one range per dimension, in the order of `workload.dimensions`.
+    """
     own: dict[Dimension, Dimension] = dict(zip(workload.dimensions, ranges, strict=True))
     still_open = [old for old, new in own.items() if not _is_one(new)]
     for number, old in enumerate(still_open):

@@ -59,7 +59,10 @@ def save_segments(
     timings: Timings | None = None,
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
-    """Compile the plans of a model that consists of segments into one artifact folder.
+    """Compile the plans of a segmented model into one artifact folder.
+
+    A segmented model computes some sizes from data during a run. It is divided into segments, each
+    with its own plan.
 
     Args:
         plans: the plans of all segments.

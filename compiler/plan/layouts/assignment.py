@@ -42,8 +42,8 @@ def assign_layouts(
 ) -> tuple[LayoutChoice, ...]:
     """Choose the layouts of each group: those in `choice`, and the cheapest for all others.
 
-    The result has one entry per group, in order. `weight_macs` is the number of multiplications in
-    the time in which one float32 weight comes from memory (`CoreModel.weight_macs`).
+    The result has one entry per group, in order. `weight_macs` is the number of multiplications
+    that a core computes while it loads one float32 weight from memory (`CoreModel.weight_macs`).
 
     Raises:
         InvalidArgumentError: if `choice` has layouts that are not among a group's options.
@@ -95,9 +95,9 @@ class Assignment:
         return tuple(o[n].choice for o, n in zip(self.options, numbers, strict=True))
 
     def total(self, numbers: Sequence[int]) -> float:
-        """Return the total cost of one option per group: all kernels, and each copy once.
+        """Return the total cost of a solution: the costs of all kernels, and of all layout copies.
 
-        `numbers` has the index of each group's option.
+        `numbers` has the index of each group's option. A copy that several groups read counts once.
         """
         total = sum(
             self._own(group, options[number])
@@ -139,11 +139,12 @@ class Assignment:
         return copied(kind, Placement(source), Placement(target))
 
     def _connect(self, value: str, maker: int | None, readers: Sequence[int]) -> None:
-        """Add the costs of a value's relayouts to the PBQP problem.
+        """Add the costs of copying a value into other layouts to the optimisation problem (PBQP).
 
-        `maker` is the group that writes the value, `readers` are the groups that read it. For
-        several readers, an extra PBQP node chooses the set of layouts to which the value is copied.
-        A reader that needs a layout outside this set pays a penalty above the cost of any copy.
+        `maker` is the group that writes the value, or None for a row-major input of the graph.
+        `readers` are the groups that read the value. For several readers, an extra PBQP node
+        chooses the set of layouts to which the value is copied. A reader that needs a layout
+        outside this set pays a penalty above the cost of any copy.
         """
         kind = self._types[value]
         made = [ROW_MAJOR]

@@ -66,8 +66,8 @@ def convolution(
 ) -> float:
     """Return the cost of a convolution from `source` to `output` layout, without memory traffic.
 
-    `weight_macs` is the number of multiplications in the time in which one float32 weight comes
-    from memory (`CoreModel.weight_macs`).
+    `weight_macs` is the number of multiplications that a core computes while it loads one float32
+    weight from memory (`CoreModel.weight_macs`).
     """
     types = graph.types
     weight, result = types[node.inputs[1]].shape, types[node.output].shape

@@ -42,7 +42,10 @@ channels take up 32 in blocks of 16, which adds a third."""
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The layout and halo in which a group reads a value; `layout=None` accepts any layout."""
+    """The layout and halo (zeros around the elements) in which a group reads a value.
+
+    `layout=None` accepts any layout.
+    """
 
     layout: Layout | None
     halo: Halo = ()
@@ -50,13 +53,13 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class LayoutChoice:
-    """The layout that one group writes, and its demand for each value that it reads."""
+    """The layout that one group writes, and the layout in which it reads each operand."""
 
     output: Layout
     demands: dict[str, Demand]
 
     def named(self) -> GroupLayouts:
-        """Return the choice with layouts as text, by the names of the values."""
+        """Return the layouts of the choice as text, together with the names of the values."""
         read = {value: wish.layout for value, wish in self.demands.items()}
         inputs = sorted((v, "any" if layout is None else str(layout)) for v, layout in read.items())
         return GroupLayouts(str(self.output), tuple(inputs))
@@ -64,7 +67,9 @@ class LayoutChoice:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A choice of layouts for a group, and the cost of its kernel without relayouts around it."""
+    """A choice of layouts for a group, and the cost of its kernel, excluding copies between
+    layouts.
+    """
 
     choice: LayoutChoice
     cost: float
@@ -92,10 +97,10 @@ def fits_block(channels: int, groups: int, block: int) -> bool:
 class Options:
     """The possible layouts of each group of one graph, for vectors of `lanes` elements.
 
-    `weight_macs` is the number of multiplications in the time in which one float32 weight comes
-    from memory (`CoreModel.weight_macs`). The concatenations and slices in `copied` are kernels,
-    not views, and may read and write any layout. The options are valid for all sizes; their costs
-    are those at typical sizes.
+    `weight_macs` is the number of multiplications that a core computes while it loads one float32
+    weight from memory (`CoreModel.weight_macs`). The concatenations and slices in `copied` are
+    kernels, not views, and may read and write any layout. The options are valid for all sizes;
+    their costs are those at typical sizes.
     """
 
     def __init__(
@@ -173,9 +178,10 @@ class Options:
         return Option(choice, work + traffic)
 
     def _operands(self, group: Group, output: Layout, taken: dict[str, Demand]) -> LayoutChoice:
-        """Complete a choice with demands for the group's inputs that `taken` does not include.
+        """Return the layouts of a group: `output` for its result, and a layout for each input.
 
-        Inputs of the output's shape are read in the output's layout, all others row-major.
+        `taken` has the layouts of some inputs. Other inputs of the output's shape are read in the
+        output's layout, and all remaining inputs row-major.
         """
         shape = self._graph.types[group.output].shape
         demands = dict(taken)
@@ -396,7 +402,7 @@ def _layouts(
 
 @memo(4096)
 def copied(kind: TensorType, source: Placement, target: Placement) -> float:
-    """Return the cost of a copy of a value from one placement to another.
+    """Return the cost of copying a value from one placement (layout and halo) to another.
 
     The value's bytes are read and written once. The cost is zero if the value has the same bytes in
     both placements.
