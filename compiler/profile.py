@@ -157,8 +157,8 @@ def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[st
         sizes: a preferred size of each dimension that may be fixed, by name.
 
     Returns:
-        The dimension's name, and its size. If the condition concerns no dimension in `sizes`, the
-        last one of `sizes`; None if `sizes` is empty.
+        The dimension's name, and its size. If no dimension in the condition is in `sizes`, the last
+        dimension of `sizes` is selected. None if `sizes` is empty.
     """
     for question in filter(is_dynamic, (error.unequal, error.undecided)):
         asked = [d for d in dimensions(question) if d.name in sizes]

@@ -45,7 +45,7 @@ def packed_caches(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One part, such as the keys, of a packed cache: an array that holds both keys and values.
+    """One part of a packed cache, which holds several parts, such as keys and values, in one array.
 
     Attributes:
         old: the slice that reads the part from the input.

@@ -100,8 +100,7 @@ def _split_earlier(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None:
-    """Group consecutive dimensions so that the product of each group is a joined dimension's
-    extent.
+    """Group dimensions so that the product of each group is the extent of a joined dimension.
 
     `joined` has the extents of the joined dimensions, and `parts` the extents of the dimensions to
     group, in order. Returns the positions in `parts` of each group. For example, `joined` (6, 5)

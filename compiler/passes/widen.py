@@ -18,9 +18,9 @@ operator.
 If all products of the graph have factors of one 16-bit type, the pass `mixed_precision` runs
 afterwards with this type, and decides which values are stored in 16 bits.
 
-For another 16-bit type, some values stay in 16 bits: the factors of products, and values that no
-operator computes with in float32. The latter pass through data movements, selections, casts, native
-functions and control flow only.
+Values of another 16-bit type stay in 16 bits only where no operator computes with them in float32:
+in data movements, selections, casts, native functions and control flow. Factors of products stay in
+16 bits too.
 """
 
 from __future__ import annotations
@@ -201,8 +201,9 @@ class _Widening:
 def _factors_of_halves(graph: Graph, own: DType | None) -> set[str]:
     """Return the factors of products that are stored in a 16-bit type other than `own`.
 
-    Such factors keep their type, so that products can use 16-bit instructions. Data movements may
-    lie between a factor and its product. The results of a softmax are excluded, because a fused
+    `own` is the type in which the pass `mixed_precision` stores values, or None. The returned
+    factors stay in 16 bits, so that products can use 16-bit instructions. Data movements may lie
+    between a factor and its product. The results of a softmax are excluded, because a fused
     attention kernel never stores them.
     """
     factors: set[str] = set()

@@ -150,7 +150,8 @@ def cost(workload: Workload) -> float:
     """Estimate the cost of a workload in floating-point operations, without a measurement.
 
     The cost is the larger of the arithmetic and the memory traffic. Each byte of traffic counts as
-    `FLOPS_PER_BYTE` operations. The tuner weights tasks by this cost before it has measured any.
+    `FLOPS_PER_BYTE` operations. The tuner weights workloads by this cost before it has measured any
+    of them.
     """
     return max(
         float(flops(workload)), FLOPS_PER_BYTE * (bytes_read(workload) + bytes_written(workload))
@@ -215,9 +216,9 @@ class PlanSummary(JsonValue):
 
 
 def plan_summary(plan: GraphPlan) -> PlanSummary:
-    """Summarise a plan: its operators, parameters, arithmetic, memory traffic and tasks.
+    """Summarise a plan: its operators, parameters, arithmetic, memory traffic and tuned workloads.
 
-    Tasks are sorted by cost, the most expensive first. Bodies of control flow are included. The
+    Workloads are sorted by cost, the most expensive first. Bodies of control flow are included. The
     body of a loop counts once for each expected iteration.
     """
     graph = plan.graph

@@ -405,8 +405,8 @@ def _is_elementwise(node: Node) -> bool:
 def _is_cheap(node: Node) -> bool:
     """Whether an elementwise node is cheap enough to compute several times per element.
 
-    A row operator (such as softmax) reads its operand in several passes. A node that is fused
-    before it is computed again in each pass.
+    A row operator (such as softmax) reads its operand in several passes. If the node is fused with
+    a row operator, each pass computes the node again.
     """
     return ops.get(node.op).cost is ElementCost.CHEAP
 

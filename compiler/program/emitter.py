@@ -146,10 +146,11 @@ class ProgramEmitter:
                 return places.temporary(position)[sizes.index(own)]
 
     def _native(self, step: NativeStep, places: _Places) -> NativeCall:
-        """Return the call of a native function: its inputs, its output, and where it stores the
-        number of results if the output is counted.
+        """Return the call of a native function: its inputs, its output, and possibly a count.
 
-        Constants are stored row-major, not packed.
+        Some functions determine the number of elements of their output at run time. The count is
+        the place where such a function stores this number. Constants are stored row-major, not
+        packed.
         """
         refs = [self._operand(v, places) for v in step.inputs]
         refs.append(places.value(step.output))
@@ -158,7 +159,10 @@ class ProgramEmitter:
         return NativeCall(step.function, step.parameters, tuple(refs))
 
     def _operand(self, name: str, places: _Places) -> BufferRef:
-        """Return the location of an operand that no kernel packs; constants are row-major."""
+        """Return the location of an operand that an instruction other than a kernel reads.
+
+        A constant is stored row-major, because only kernels read packed constants.
+        """
         array = places.plan.graph.constants.get(name)
         if array is None:
             return places.value(name)

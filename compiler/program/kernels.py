@@ -103,10 +103,10 @@ class KernelCache:
     def keep(
         self, workload: Workload, schedule: Schedule, mode: Mode, kernel: LoweredKernel
     ) -> LoweredKernel:
-        """Add a kernel, and return it without its text, which is not stored.
+        """Add a kernel, and return it without its source for the back end, which is not stored.
 
-        Workloads of different shapes may have equal code, such as (1, 64, 3136) and
-        (1, 64, 56, 56). Each of them has an entry with its own `KernelSpec`.
+        Workloads of different shapes, such as (1, 64, 3136) and (1, 64, 56, 56), may have equal
+        code. Each of them has an entry with its own `KernelSpec`.
         """
         kept = self._lowered[workload, schedule, mode] = replace(kernel, text="")
         return kept
@@ -223,8 +223,8 @@ class KernelCompiler:
     ) -> ScheduledKernel:
         """Lower a piece of a workload with the first schedule that fits it.
 
-        `schedules` yields each schedule with whether it is tuned. `keys` are the workload keys that
-        the kernel serves.
+        `schedules` yields pairs of a schedule and whether it is tuned (not a default). `keys` are
+        the workload keys that the kernel serves.
 
         Raises:
             CompilerError: if no schedule fits.
@@ -258,10 +258,10 @@ class KernelCompiler:
     def _schedules(
         self, part: Workload, whole: Workload, source: ScheduleSource | None
     ) -> Iterator[tuple[Schedule, bool]]:
-        """Yield the schedules to try for a part of a workload's sizes, each with whether it is
-        tuned.
+        """Yield the schedules to try for a part of a workload's sizes.
 
-        The tuned schedule from the source is first, then the defaults.
+        The result has pairs (schedule, is tuned). The tuned schedule from the source is first, then
+        the defaults.
         """
         with timed(self._timings, "schedules"):
             best = source.best(part.key, self._mode) if source else None
@@ -275,10 +275,9 @@ class KernelCompiler:
     def _defaults(
         self, part: Workload, whole: Workload, mode: Mode
     ) -> Iterator[tuple[Schedule, bool]]:
-        """Yield the default schedules for a part of a workload's sizes, each with False for
-        untuned.
+        """Yield the default schedules for a part of a workload's sizes, as pairs (schedule, False).
 
-        The defaults of the whole workload are first.
+        False means that the schedule is not tuned. The defaults of the whole workload are first.
         """
         for workload in dict.fromkeys((whole, part)):
             defaults = untuned_schedules(workload, mode, any_rows=self._any_rows)

@@ -65,8 +65,9 @@ def cache_budget(core: CoreModel) -> int:
 def _batch(plan: GraphPlan) -> Dimension | None:
     """Return the plan's dynamic batch, or None.
 
-    The batch is a dimension that comes first in an input's shape and may have any size from one on.
-    Plans with growing caches, native operators or control flow have none.
+    The batch is a dimension that comes first in an input's shape. It must be allowed to have every
+    size from 1 to its maximum. Plans with native operators, control flow or growing caches (inputs
+    to which a run appends rows) have no batch.
     """
     if plan.growing or any(not isinstance(s, KernelStep | ViewStep) for s in plan.steps):
         return None
@@ -90,10 +91,11 @@ def _touched(workload: Workload) -> int:
 
 
 def _least(one: GraphPlan, batch: Dimension, core: CoreModel) -> int | None:
-    """Return the minimum number of samples per slice with which computation hides the loading of
-    weights.
+    """Return the minimum number of samples per slice, a power of two, or None.
 
-    `one` is the plan for a batch of one. The result is None if no slice is large enough.
+    With this number, computation hides nearly all of the time to load weights from memory: more
+    samples per slice mean more multiplications per weight. `one` is the plan for a batch of one.
+    The result is None if no slice is large enough.
     """
     tasks = [
         (count * macs(w), count * sum(b.type.elements for b in w.inputs if b.constant))

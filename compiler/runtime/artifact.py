@@ -85,9 +85,9 @@ class Artifact:
         programs: one program per supported combination of fixed sizes, and at most one program with
             dynamic sizes. An artifact cannot compile further programs.
         ports: the model's inputs and outputs, with the names of their dynamic dimensions.
-        stages: the tree of segments of a segmented model, in which each segment has an index into
-            `programs`; None for other models. The programs of a segmented model cannot be selected
-            by sizes.
+        stages: the tree of segments of a segmented model; None for other models. A run of a
+            segmented model computes some sizes from data, and selects one segment after the other.
+            Each segment has an index into `programs`. These programs cannot be selected by sizes.
         target: the target of the generated code (`Target.to_json`).
         metadata: further manifest entries that the compiler writes: model, schedules, record keys,
             versions.
@@ -106,8 +106,8 @@ class Artifact:
         Without `sizes`, the first program of the artifact is loaded.
 
         Raises:
-            ArtifactError: if no program supports the sizes, the model is segmented, or the library
-                does not load.
+            ArtifactError: if no program supports the sizes, the library does not load, or the model
+                is segmented (computes some sizes from data, so that a run needs several programs).
             InvalidArgumentError: if `threads` is not from 1 to `MAX_THREADS`.
         """
         check_threads(threads)
@@ -116,8 +116,8 @@ class Artifact:
     def model(self, threads: int = 1) -> GuardedModel:
         """Return a model that selects among all programs of the artifact in each run.
 
-        The selection depends on the input shapes and, for a segmented model, on sizes that are
-        computed during the run. Each program is loaded on first use.
+        The selection depends on the input shapes. For a segmented model, it also depends on sizes
+        that are computed from data during the run. Each program is loaded on first use.
 
         Raises:
             ArtifactError: if the library does not load.
@@ -149,9 +149,10 @@ class Artifact:
 
     @property
     def reads(self) -> LiveIns:
-        """The inputs of an unsegmented model, with the ranges of sizes that its programs accept.
+        """The inputs of a model, with the ranges of sizes that its programs accept.
 
-        The ranges are empty if all programs have fixed sizes.
+        The ranges are empty if all programs have fixed sizes. The model must not compute sizes from
+        data (must not be segmented).
         """
         inputs = zip(self.programs[0].program.inputs, self.ports.inputs.values(), strict=True)
         crossings = tuple(
@@ -190,7 +191,8 @@ class Artifact:
     def ranged(self) -> Program | None:
         """The program that accepts ranges of sizes.
 
-        None if the model is segmented, or all programs have fixed sizes.
+        None if all programs have fixed sizes, or the model is segmented (computes some sizes from
+        data, so that a run needs several programs).
         """
         if self.stages is not None:
             return None
@@ -211,8 +213,9 @@ class Artifact:
         program with these sizes (`Program.at`). Without `sizes` and `stage`, the result is the
         artifact's first program.
 
-        For a segmented model, `stage` is the index of a program, and `sizes` has a size for each of
-        that program's dynamic dimensions.
+        A segmented model computes some sizes from data, so that a run needs several programs. For
+        such a model, `stage` is the index of a program, and `sizes` has a size for each of that
+        program's dynamic dimensions.
 
         Raises:
             ArtifactError: if no program supports the sizes, or the model is segmented and `stage`
@@ -284,7 +287,7 @@ def load_artifact(
     the artifact has only one program and its sizes are fixed, the result is this program.
     Otherwise, `Model.run` selects a program by the shapes of the inputs. If no program matches and
     the artifact allows padding, the inputs are padded to the next larger supported sizes. A
-    segmented model runs its segments in order.
+    segmented model (one that computes some sizes from data) runs several programs in order.
 
     Raises:
         ArtifactError: if a file is missing or damaged, the format version is unsupported, this

@@ -102,8 +102,8 @@ class ArtifactWriter:
             metadata: JSON data: model, schedules, record keys, versions.
             ports: the model's inputs and outputs with their dynamic dimensions; None if no input
                 has a named dimension.
-            stages: the tree of segments, each with an index into `programs`; None if the model is
-                not segmented.
+            stages: the tree of segments of a model that computes some sizes from data, each with an
+                index into `programs`; None for other models.
 
         Raises:
             OSError: if a file cannot be written.

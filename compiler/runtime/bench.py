@@ -25,6 +25,8 @@ from tilewright.compiler.runtime.packing import Array, Bytes, aligned_empty, ali
 class BoundKernel:
     """A kernel with the addresses of its functions and buffers, ready to run.
 
+    A kernel consists of stages: C functions that run one after the other.
+
     Args:
         spec: the interface of the kernel.
         addresses: the address of each stage's function. The code must stay in memory as long as
@@ -88,7 +90,7 @@ class BoundKernel:
         native().tw_call(ctypes.byref(self._struct), self.threads)
 
     def evict(self, role: BufferRole) -> None:
-        """Evict all buffers with the given role from the CPU caches.
+        """Evict all buffers of one role, such as the kernel's inputs, from the CPU caches.
 
         This has no effect on CPUs without cache flush instructions.
         """

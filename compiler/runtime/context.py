@@ -34,8 +34,8 @@ class SizedPort(NamedTuple):
         shape: the array's shape in this run.
         bytes: the size of its memory.
         positions: the indices in `RunContext.pointers` at which its address is stored.
-        stored: its shape in memory, which is larger than `shape` if it has slack capacity
-            (`Port.room`).
+        stored: the shape of its buffer, which is larger than `shape` if the buffer has unused rows
+            at the end (slack capacity, `Port.room`).
     """
 
     dtype: np.dtype[Any]
@@ -45,7 +45,7 @@ class SizedPort(NamedTuple):
     stored: tuple[int, ...]
 
     def rows_in(self, buffer: Array) -> Array:
-        """Return a view of the array in its buffer, without slack capacity.
+        """Return a view of the array in its buffer, without the buffer's unused rows.
 
         `buffer` has the shape `stored`. The view is its leading part, of the shape `shape`.
         """
@@ -146,7 +146,7 @@ class RunContext:
         values: the sizes that were passed to the last call of `resize`; None before the first call.
         ready: whether `hold` was called for these sizes.
         pointers: the address of each buffer that the instructions refer to.
-        counts: for each output, the number of elements along its counted dimension.
+        counts: for each output with an extent that depends on data, this extent.
         program: address of the interpreter's struct `tw_program`.
     """
 
@@ -207,7 +207,8 @@ class RunContext:
         """Compute all shapes, byte counts and offsets of the program for the sizes of a run.
 
         `values` contains the size of each dynamic dimension, in the order of `Program.dimensions`
-        and divided by `Dimension.multiple`, and then the slack capacities.
+        and divided by `Dimension.multiple`. The numbers of unused rows in buffers (slack
+        capacities, `Program.rooms`) follow.
 
         Raises:
             OutOfMemoryError: if a computed size overflows, so that no machine has enough memory.

@@ -127,7 +127,7 @@ class Executable(Model):
     def outputs(self) -> tuple[ModelPort, ...]:
         """The name, dtype and shape of each output, in the order in which `run` returns them.
 
-        The shape of a counted output is its largest possible shape.
+        If an extent of an output depends on data, the shape has its maximum.
         """
         return tuple(map(described, self.program.outputs))
 
@@ -223,9 +223,9 @@ class Executable(Model):
     def rooms(self) -> tuple[tuple[int, ...], ...]:
         """For each slack capacity in `Program.rooms`, the indices of the outputs that have it.
 
-        The result is `()` if runs cannot use slack. They can use it only if each output with slack
-        can be written over an input with slack, and each input with slack is the memory of such an
-        output.
+        A slack capacity is the number of unused rows at the end of a buffer. The result is `()` if
+        runs cannot use such rows. They can use them only if each output with slack can be written
+        over an input with slack, and each input with slack is the memory of such an output.
         """
         program, continued = self.program, self._continued.values()
         with_room = {k for k, port in enumerate(program.inputs) if port.room is not None}
@@ -243,9 +243,9 @@ class Executable(Model):
 
     @cached_property
     def _continued(self) -> Mapping[int, int]:
-        """Maps the index of an input with slack to the index of the output that may overwrite it.
+        """Maps each input with unused rows to the output that may overwrite the input, by index.
 
-        An input has slack if its buffer may have unused rows (`Port.room`).
+        An input has unused rows if its buffer is longer than its array (`Port.room`).
         """
         ports = self.program.inputs
         return {i: o for o, i in self.in_place.items() if ports[i].room is not None}
@@ -466,10 +466,10 @@ def _address(array: Array) -> int:
 
 
 def _front(array: Array, dim: int, count: int) -> Array:
-    """Return a counted output with its extent in this run, given the array of its largest shape.
+    """Return an output with its extent in this run, given the array of its largest shape.
 
-    The result is a view of the array's first elements, with the extent `count` along `dim`. Kernels
-    store a counted output contiguously at the start of its memory.
+    The extent `count` along `dim` depends on data. The result is a view of the array's first
+    elements. Kernels store such an output contiguously at the start of its memory.
     """
     shape = (*array.shape[:dim], count, *array.shape[dim + 1 :])
     return array.reshape(-1)[: prod(shape)].reshape(shape)

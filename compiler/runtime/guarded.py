@@ -61,19 +61,21 @@ Part: TypeAlias = "Callable[[Mapping[str, Dims]], GuardedModel]"
 
 
 class GuardedModel(Model):
-    """A compiled model that consists of several programs with guards (`SegmentGuard`).
+    """A compiled model that consists of several programs, each with a guard (`SegmentGuard`).
 
-    Each program is compiled only once, even if several threads need it at the same time.
+    A guard is the condition on sizes and values under which a run may use the program. Each program
+    is compiled only once, even if several threads need it at the same time.
 
     Args:
         ports: the model's inputs and outputs with their dimensions.
-        first: the segment boundary before the first node of the model.
-        make: a function that compiles the missing segment for a guard and adds it to
+        first: the boundary before the first node of the model, with the programs to select from.
+        make: a function that compiles the missing program for a guard, and adds it to
             `SegmentBoundary.made`. Calls are serialised by a lock.
         part: a function that returns the same model with other names of input dimensions. If two
             dimensions with the same name have different sizes in a run, it is called with separate
-            names for them. If `part` is None, such a run compiles a separate program, or raises
-            InvalidInputError if the model is segmented or was loaded from an artifact.
+            names for them. If `part` is None, such a run compiles a separate program. It raises
+            InvalidInputError instead if the model was loaded from an artifact, or computes some
+            sizes from data (is segmented).
 
     Raises:
         InvalidArgumentError: if the model pads its inputs, but an output could not be cropped.
@@ -146,7 +148,8 @@ class GuardedModel(Model):
     def ranged(self) -> Executable | None:
         """The program that accepts ranges of sizes.
 
-        None if the model is segmented, or all programs have fixed sizes.
+        None if all programs have fixed sizes, or the model is segmented (computes some sizes from
+        data, so that a run needs several programs).
         """
         found = (stage.program for facts, stage in list(self._first.made.items()) if facts.open)
         return next(found, None) if self._first.whole else None
@@ -155,7 +158,7 @@ class GuardedModel(Model):
     def made(self) -> tuple[Sizes, ...]:
         """The combinations of sizes that have a program with fixed sizes, in order of first use.
 
-        It is empty for segmented models.
+        It is empty for segmented models (those that compute some sizes from data).
         """
         made = tuple(self._first.made) if self._first.whole else ()
         own = tuple(tuple(sorted(facts.sizes)) for facts in made if not facts.open)
@@ -165,7 +168,8 @@ class GuardedModel(Model):
     def served(self) -> tuple[Sizes, ...] | None:
         """The combinations of sizes for which an artifact has a program with fixed sizes.
 
-        It is None if the model is segmented, or can compile programs for other sizes.
+        It is None if the model can compile programs for other sizes, or is segmented (computes some
+        sizes from data).
         """
         listed_ = self._first.served
         if listed_ is None or self.is_segmented:
@@ -311,7 +315,11 @@ class GuardedModel(Model):
         )
 
     def program_for(self, arrays: Sequence[Array]) -> Executable | None:
-        """Return the program that `run` selects for these inputs; None for a segmented model."""
+        """Return the program that `run` selects for these inputs.
+
+        The result is None for a segmented model, which computes some sizes from data, so that a run
+        needs several programs.
+        """
         if not self._first.whole:
             return None
         if self._direct is not None and self._direct.takes(arrays):
@@ -323,10 +331,14 @@ class GuardedModel(Model):
     def _first_to_try(self, facts: SegmentGuard) -> Executable | None:
         """Return the program with the guard `facts`, if runs may try it first.
 
-        A run that tries a program first does not compare guards: it uses the program whenever the
-        program accepts the inputs. The result is None if this could be wrong: for a segmented
-        model, if a program with fixed sizes has priority for some sizes, if inputs may be padded,
-        or if the program accepts sizes outside the model's ranges.
+        A guard is the condition on sizes under which a program may be used. A run that tries a
+        program first does not compare guards: it uses the program whenever the program accepts the
+        inputs. The result is None in four cases, in which this could be wrong:
+
+        - The model computes some sizes from data (is segmented).
+        - A program with fixed sizes has priority for some sizes.
+        - Inputs may be padded.
+        - The program accepts sizes outside the model's ranges.
         """
         cut = self._first
         listed_ = cut.served or ()
@@ -345,7 +357,8 @@ class GuardedModel(Model):
     def _values(self, arrays: Sequence[Array]) -> dict[str, Array]:
         """Check the shapes of the inputs, and return the arrays by name.
 
-        For a segmented model, this also checks the dtypes, and converts bfloat16 to raw bits.
+        For a segmented model (one that computes some sizes from data), this also checks the dtypes,
+        and converts bfloat16 to raw bits.
 
         Raises:
             InvalidInputError: if an input is not an array, or its shape or dtype is wrong.
@@ -384,7 +397,8 @@ class GuardedModel(Model):
         """Whether an artifact supports inputs although a size is outside its dimension's range.
 
         This is the case if the artifact has a program for exactly these sizes, or may pad inputs.
-        The result is false for segmented models, and for models that are not artifacts.
+        The result is false for models that are not artifacts, and for models that compute some
+        sizes from data (segmented models).
         """
         served = self._first.served
         if not self._first.whole or served is None:
@@ -432,7 +446,10 @@ class GuardedModel(Model):
         return tuple(found)
 
     def _with_inputs(self, inputs: Mapping[str, Dims]) -> GuardedModel:
-        """Return an unsegmented model with other names of input dimensions and no programs yet."""
+        """Return the model with other names of input dimensions, and without compiled programs.
+
+        This model must not compute sizes from data (must not be segmented).
+        """
         ports, reads = replace(self.ports, inputs=inputs), self._first.reads.with_dims(inputs)
         return GuardedModel(ports, unsegmented(reads, ports), self._make)
 
@@ -517,8 +534,9 @@ class GuardedModel(Model):
     ) -> tuple[ModelSegment[Executable], dict[str, Array]]:
         """Return the segment that a run needs after the boundary `cut`, and its program's inputs.
 
-        The segment is compiled if it does not exist. `values` has the live-ins of the boundary by
-        name. The program's inputs are returned by name too.
+        A segment is a part of the model that one program computes. It is compiled if it does not
+        exist. `values` has the arrays that are known at the boundary, by name. The program's inputs
+        are returned by name too.
         """
         while True:
             facts = cut.guard(values)
@@ -542,9 +560,10 @@ class GuardedModel(Model):
     ) -> ModelSegment[Executable] | None:
         """Return the segment with the guard `facts`, and compile it if it does not exist.
 
-        The result is None if the guard is obsolete: a failed compilation, here or in another
-        thread, showed that its ranges must be narrower, or that sizes must be fixed. The caller
-        must then compute another guard.
+        A segment is a part of the model that one program computes. Its guard is the condition under
+        which a run may use it. The result is None if the guard is obsolete: a failed compilation,
+        here or in another thread, showed that its ranges must be narrower, or that sizes must be
+        fixed. The caller must then compute another guard.
 
         Raises:
             InvalidInputError: if an artifact has no segment with this guard.
@@ -572,11 +591,13 @@ class GuardedModel(Model):
     ) -> dict[str, Array]:
         """Return the inputs of a segment's program by name.
 
+        A segment is a part of the model that one program computes.
+
         Args:
             cut: the boundary before the segment.
             stage: the segment.
-            facts: the guard of the segment.
-            values: the live-ins of the boundary by name.
+            facts: the segment's guard: the condition under which a run may use it.
+            values: the arrays that are known at the boundary, by name.
         """
         if cut.whole:
             return dict(values)
@@ -594,7 +615,9 @@ def unsegmented(
     own: Iterable[Sizes] = (),
     reason: str = "",
 ) -> SegmentBoundary[Executable]:
-    """Return the boundary before the first node of a model that has only one segment.
+    """Return the boundary before the first node of a model that one program computes as a whole.
+
+    At this boundary, a run selects the program.
 
     Args:
         reads: the model's inputs, with the ranges of their dimensions.

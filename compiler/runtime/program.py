@@ -132,7 +132,7 @@ class Slices:
 
 
 def slot_start(number: int) -> int:
-    """Return the offset of a slot in the arena in bytes, as a dynamic size.
+    """Return the offset in bytes of a slot (a block of the arena), as a dynamic size.
 
     A run replaces the dynamic size, which type checkers see as an `int`, by the computed offset.
     """
@@ -140,12 +140,15 @@ def slot_start(number: int) -> int:
 
 
 def slot_dimension(number: int) -> SlotDimension:
-    """Return the internal dimension whose size is the offset of a slot in the arena, in bytes."""
+    """Return the internal dimension whose size is the offset in bytes of a slot in the arena.
+
+    A slot is a block of the arena whose offset is computed in each run.
+    """
     return SlotDimension.numbered(number, ALIGNMENT)
 
 
 def slot_end(number: int, slot: Slot) -> int:
-    """Return the end of a slot in the arena in bytes, as a dynamic size.
+    """Return the offset in bytes of the end of a slot (a block of the arena), as a dynamic size.
 
     The end is aligned, so that another slot may start there.
     """
@@ -160,14 +163,15 @@ class Port:
         name: the name of the input or output.
         dtype: the element type.
         shape: the shape, which may contain dynamic sizes.
-        counted: for a counted output, the dimension whose extent is determined by data in each run;
-            `shape` contains its maximum. None for other ports.
+        counted: the dimension whose extent is determined by data in each run; `shape` contains its
+            maximum. None if there is no such dimension.
         labels: the table of strings or keys, if the elements represent strings or dictionaries.
-        room: for an array with slack capacity, the dimension along which its buffer has unused
-            elements, and the extent of this dimension in memory. None for other arrays.
+        room: for an array whose buffer has unused elements at the end (slack capacity), the
+            dimension along which they lie, and the extent of this dimension in memory. None for
+            other arrays.
         part_of: if the port is an element of a list that the model returns, the name of the list.
-        integers: for an input of integers, the range [low, high) of random test data; None for
-            [0, 2).
+        integers: for an input of integers, the range [low, high) of random test data; None for [0,
+            2).
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -192,7 +196,7 @@ class Port:
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """The shape of the array's buffer, including slack capacity."""
+        """The shape of the array's buffer, including unused rows at its end (slack capacity)."""
         if self.room is None:
             return self.shape
         axis, extent = self.room
@@ -210,7 +214,10 @@ class Port:
 
     @property
     def bytes(self) -> int:
-        """The size of the array's buffer in bytes; the maximum size for a counted output."""
+        """The size of the array's buffer in bytes.
+
+        If an extent of the array depends on data, this is the size for the largest extent.
+        """
         return elements(self.stored) * self.dtype.bytes
 
 
@@ -463,9 +470,9 @@ class Program:
 
     @property
     def rooms(self) -> tuple[SlackDimension, ...]:
-        """The slack capacities of inputs and outputs, as dimensions sorted by name.
+        """The slack capacities: numbers of unused rows in the buffers of inputs and outputs.
 
-        A run without slack sets them to 0.
+        They are dimensions, sorted by name. A run without unused rows sets them to 0.
         """
         found = dimensions(*(n for port in (*self.inputs, *self.outputs) for n in port.stored))
         return tuple(each for each in found if isinstance(each, SlackDimension))
@@ -507,7 +514,7 @@ class Program:
         """Return a copy of the program with each dynamic size replaced by an integer.
 
         `values` maps the name of each dynamic dimension to its size. It may also contain slack
-        capacities, which are 0 by default.
+        capacities (numbers of unused rows in buffers), which are 0 by default.
 
         Raises:
             KeyError: if a dimension is missing in `values`.
@@ -541,7 +548,7 @@ class Program:
     def borders(self) -> Mapping[str, tuple[int, ...]]:
         """Maps a dimension's name to the sizes at which the range is divided into intervals.
 
-        Each size is the last of an interval. The program uses other kernels above it.
+        Each size is the last of an interval. The program uses other kernels for larger sizes.
         """
         found: dict[str, set[int]] = {}
         for each in self.walk():

@@ -229,9 +229,10 @@ class _Instructions:
         return signature
 
     def _within(self, ref: BufferRef) -> tuple[int, int]:
-        """Return the offset of a buffer in its arena slot, and the size of the slot, in bytes.
+        """Return the offset of a buffer in its slot, and the size of the slot, in bytes.
 
-        If the buffer is not in a slot, the results refer to the arena or the weights.
+        A slot is a block of the arena whose offset is computed in each run. If the buffer is not in
+        a slot, the offset and the size are those in the arena or the weights.
         """
         program = self._program
         if (number := _slot(ref)) is not None:
@@ -352,7 +353,7 @@ def _check_numbers(program: Program) -> None:
 
 
 def _check_room(program: Program, port: Port) -> None:
-    """Raise ValueError if an array with slack capacity does not fit into its buffer."""
+    """Raise ValueError if an array with unused rows (slack capacity) exceeds its buffer."""
     if port.room is None:
         return
     axis, extent = port.room

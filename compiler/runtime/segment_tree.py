@@ -1,7 +1,8 @@
-"""The segments of a segmented model in an artifact: JSON form, validation and loading.
+"""The segments of a model in an artifact: JSON form, validation and loading.
 
-The segments form a tree. Each `SegmentBoundary` has the segments that may follow it, and each
-segment has the boundary that follows it. Programs are given by their index in the artifact.
+A model that computes some sizes from data is divided into segments, each computed by a program. The
+segments form a tree. Each `SegmentBoundary` has the segments that may follow it, and each segment
+has the boundary that follows it. Programs are given by their index in the artifact.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ _Hexadecimal = Annotated[bytes, Via(str, lambda text, _: bytes.fromhex(text), by
 
 @dataclass(frozen=True, slots=True)
 class _StoredSegment:
-    """The JSON form of a segment and its guard.
+    """The JSON form of a segment (a part of a model with its own program) and its guard.
 
-    `sizes`, `known` and `open` are the fields of `SegmentGuard`; the others are those of
+    `sizes`, `known` and `open` are the fields of `SegmentGuard`; the other fields are those of
     `ModelSegment`.
     """
 
@@ -123,7 +124,10 @@ def _cut(stored: _StoredBoundary) -> SegmentBoundary[int]:
 def check_segments(
     first: SegmentBoundary[int], programs: Sequence[Program], ports: ModelPorts
 ) -> None:
-    """Check that each path through the tree computes all live-ins that it needs and all outputs.
+    """Check that each path through a tree of segments computes every value that is read later.
+
+    A segment is a part of a model with its own program. A path must also compute all outputs of the
+    model.
 
     Args:
         first: the boundary before the first node of the model.
@@ -187,9 +191,10 @@ def _check_cut(
 
 
 def _check_inputs(program: Program, reads: LiveIns, facts: SegmentGuard) -> None:
-    """Raise ValueError if an input of a program is not one of the boundary's live-ins.
+    """Raise ValueError if an input of a program is not available at the boundary before it.
 
-    The element type and the rank must agree. `facts` is the guard of the program's segment.
+    `reads` has the values that are available at the boundary. The element type and the rank must
+    agree. `facts` is the guard of the program: the condition under which a run may use it.
     """
     names = [dimension.name for dimension in facts.open]
     given: dict[str, ValueKind] = {}
@@ -221,9 +226,10 @@ def _kind_text(kind: ValueKind | None) -> str:
 
 @dataclass(slots=True, eq=False)
 class _LoadedBoundary(SegmentBoundary[Executable]):
-    """A boundary in a loaded artifact. Its segments' programs are loaded on first use.
+    """A boundary in a loaded artifact, with the segments (parts of the model) that may follow it.
 
-    `listed` maps guards to the artifact's segments.
+    A segment's program is loaded on first use. `listed` maps guards (conditions under which a
+    segment may be used) to the artifact's segments.
     """
 
     listed: Mapping[SegmentGuard, ModelSegment[int]] = field(default_factory=dict)
@@ -238,7 +244,9 @@ class _LoadedBoundary(SegmentBoundary[Executable]):
 def load_segments(
     first: SegmentBoundary[int], ports: ModelPorts, load: Callable[[int], Executable]
 ) -> GuardedModel:
-    """Return a segmented model that loads each program of an artifact on first use.
+    """Return a model whose programs are loaded from an artifact on first use.
+
+    The model computes some sizes from data, so that a run uses several programs in order.
 
     Args:
         first: the boundary before the first node of the model.

@@ -95,10 +95,10 @@ class LiveIn:
 
 @dataclass(frozen=True, slots=True)
 class SegmentGuard:
-    """The condition on live-ins under which a segment is valid.
+    """The condition on sizes and values under which a segment (part of a model) may be used.
 
     Guards are the keys of `SegmentBoundary.made`. A guard without dynamic dimensions also describes
-    the live-ins of one run (`LiveIns.exact`).
+    the sizes and values of one run (`LiveIns.exact`).
 
     Attributes:
         sizes: (name, size) of each dimension, and of each element of a shape-determining value,
@@ -113,7 +113,7 @@ class SegmentGuard:
     open: tuple[Dimension, ...] = ()
 
     def holds(self, exact: SegmentGuard) -> bool:
-        """Whether a run with the live-ins that `exact` describes satisfies this guard."""
+        """Whether a run satisfies this guard; `exact` describes the sizes and values of the run."""
         if self.known != exact.known:
             return False
         sizes = dict(exact.sizes)
@@ -135,10 +135,11 @@ class SegmentGuard:
 
 @dataclass(frozen=True, slots=True)
 class LiveIns:
-    """The live-ins of a boundary, in order, with the ranges of their dimensions.
+    """The live-ins of a boundary in a model: the values from before the boundary that are used
+    later.
 
     Attributes:
-        crossings: the live-ins.
+        crossings: the live-ins, in order.
         ranges: maps the name of a dynamic dimension to the range that limits its sizes. Elements of
             shape-determining values have no ranges.
         defaults: maps the name of a dimension that has no entry in `ranges` to the range for which
@@ -152,10 +153,11 @@ class LiveIns:
     derived: frozenset[str] = frozenset()
 
     def exact(self, arrays: Mapping[str, Array]) -> SegmentGuard:
-        """Return the guard that holds only for runs with the same sizes as these live-ins.
+        """Return the guard (condition) that holds only for runs with the same sizes as these
+        arrays.
 
-        `arrays` has the live-ins by name. The guard fixes the size of every dimension, and every
-        element of the shape-determining values.
+        `arrays` has the values that are known at the boundary, by name. The guard fixes the size of
+        every dimension, and every element of the shape-determining values.
         """
         sizes: dict[str, int] = {}
         known: list[tuple[str, bytes, tuple[int, ...]]] = []
@@ -173,10 +175,10 @@ class LiveIns:
         return SegmentGuard(tuple(sizes.items()), tuple(known))
 
     def at(self, sizes: Mapping[str, int]) -> SegmentGuard:
-        """Return the guard in which the dimensions have these fixed sizes.
+        """Return the guard (condition on sizes) in which the dimensions have these fixed sizes.
 
-        The guard does not restrict shape-determining values. `sizes` maps names of dimensions to
-        sizes.
+        The guard does not restrict values that determine shapes. `sizes` maps names of dimensions
+        to sizes.
         """
         names = (dim for c in self.crossings for dim in c.dims if isinstance(dim, str))
         ordered = dict.fromkeys(name for name in (*names, *sorted(sizes)) if name in sizes)
@@ -187,11 +189,13 @@ class LiveIns:
     ) -> SegmentGuard:
         """Generalise the guard of one run to a guard that holds for as many other runs as possible.
 
-        Sizes above 0 become dynamic, with the largest ranges that contain no split point.
+        A guard is the condition on sizes under which a program may be used. Sizes above 0 become
+        dynamic, with the largest ranges that contain no split point.
 
         Args:
             exact: the guard that holds only for the sizes of the run.
-            ends: maps the name of a dimension to its split points.
+            ends: maps the name of a dimension to its split points: the sizes at which a new range
+                must start.
             steps: maps the name of a dimension to a number of which dynamic sizes must be
                 multiples. If the run's size is not a multiple, it stays fixed.
         """
@@ -210,10 +214,9 @@ class LiveIns:
         return SegmentGuard(tuple(fixed), exact.known, tuple(ranges))
 
     def with_dims(self, inputs: Mapping[str, Dims]) -> LiveIns:
-        """Return these live-ins with other names of their dimensions.
+        """Return a copy with other names of the dimensions of values.
 
-        `inputs` has the new dimensions of each live-in, by name. A renamed dimension keeps its
-        range.
+        `inputs` has the new dimensions of each value, by name. A renamed dimension keeps its range.
         """
         ranges = dict(self.ranges)
         for crossing in self.crossings:
@@ -224,10 +227,11 @@ class LiveIns:
         return LiveIns(crossings, ranges)
 
     def inputs(self, facts: SegmentGuard, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the inputs, by name, of the program with the guard `facts`, given the live-ins.
+        """Return the inputs, by name, of the program with the guard `facts`.
 
-        The dynamic elements of a shape-determining value are passed as the extents of an empty
-        array. A shape-determining value without dynamic elements is not passed.
+        `arrays` has the values that are known at the boundary before the program, by name. The
+        dynamic elements of a shape-determining value are passed as the extents of an empty array. A
+        shape-determining value without dynamic elements is not passed.
         """
         found: dict[str, Array] = {}
         names = {dimension.name for dimension in facts.open}
@@ -286,7 +290,7 @@ class LiveIns:
 
 @dataclass(frozen=True, slots=True)
 class ModelSegment(Generic[P]):
-    """A segment of a model: a program, and the boundary that follows it.
+    """A segment (a part of a model with one program), and the boundary that follows it.
 
     Attributes:
         program: the program; None if the segment computes no value.
@@ -302,10 +306,13 @@ class ModelSegment(Generic[P]):
 
 @dataclass(slots=True, eq=False)
 class SegmentBoundary(Generic[P]):
-    """A boundary between segments, with the compiled segments that may follow it.
+    """A boundary between segments of a model, with the compiled segments that may follow it.
+
+    A segment is a part of the model with one program. Its guard is the condition on sizes and
+    values under which a run may use the segment.
 
     Attributes:
-        reads: the live-ins.
+        reads: the live-ins: the values from before the boundary that are used after it.
         ends: maps the name of a dimension to its split points. A range may not contain a split
             point, because the compiler needs the result of a comparison that changes there.
         steps: maps the name of a dimension to a number of which sizes in a range must be multiples.
@@ -341,19 +348,20 @@ class SegmentBoundary(Generic[P]):
         return [*filter(None, [self.reason]), *map(str, self.asked.values())]
 
     def guard(self, values: Mapping[str, Array]) -> SegmentGuard:
-        """Return the guard of the segment that a run with these live-ins needs.
+        """Return the guard (condition on sizes and values) of the segment that a run needs.
 
-        If no existing segment accepts the live-ins, the result is the guard for which to compile a
-        segment.
+        `values` has the arrays that are known at this boundary, by name. If no existing segment
+        accepts them, the result is the guard for which to compile a segment.
         """
         exact = self.reads.exact(values)
         return self.serving(exact) or self.wanted(exact)
 
     def serving(self, exact: SegmentGuard) -> SegmentGuard | None:
-        """Return the guard of an existing segment that accepts a run; None if none does.
+        """Return the guard of an existing segment that accepts a run; None if there is none.
 
-        A segment with exactly the sizes of the run has priority over a segment with ranges. Guards
-        in `own` and `served` count as existing.
+        A guard is the condition on sizes and values under which a segment (part of a model) may be
+        used. A segment with exactly the sizes of the run has priority over a segment with ranges.
+        Guards in `own` and `served` count as existing.
 
         Args:
             exact: the guard that holds only for the sizes of the run.
@@ -366,9 +374,10 @@ class SegmentBoundary(Generic[P]):
     def wanted(self, exact: SegmentGuard) -> SegmentGuard:
         """Return the guard for which to compile a new segment that accepts a run.
 
-        The guard has ranges around the sizes of the run, so that later runs can use the segment
-        too. The result is `exact` if segments of this boundary cannot have ranges, or compilation
-        for these ranges failed before.
+        A guard is the condition on sizes and values under which a segment (part of a model) may be
+        used. The new guard has ranges around the sizes of the run, so that later runs can use the
+        segment too. The result is `exact` if segments of this boundary cannot have ranges, or
+        compilation for these ranges failed before.
 
         Args:
             exact: the guard that holds only for the sizes of the run.

@@ -1,16 +1,16 @@
 """Sessions: consecutive runs of a model with states.
 
 A state is an output that the next run reads as an input. The session owns the memory of its states,
-and a step does not copy them:
+and a run does not copy them:
 
 - If the program updates the input in place (`Program.in_place`), such as a cache to which rows are
   added, input and output share memory.
-- A cache that grows by its new rows is in a buffer with slack capacity (`Port.room`). When the
+- A cache that grows by new rows is in a buffer with unused rows at the end (`Port.room`). When the
   buffer is full, the cache is copied to a buffer twice as large.
 - Other states have two buffers, of which a run reads one and writes the other. They are swapped
-  after each step.
-- A step of a segmented model runs several programs. The states are then the arrays that the run
-  returned.
+  after each run.
+- A model that computes some sizes from data runs several programs per step. The states are then the
+  arrays that the run returned.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ STEPS = 64
 class Session:
     """Consecutive runs of one model with states; created by `Model.bind`.
 
-    A session runs one step at a time. Sessions of the same model share its code and weights, and
-    may run concurrently.
+    A state is an output that the next run (the next step) reads as an input. A session runs one
+    step at a time. Sessions of the same model share its code and weights, and may run concurrently.
 
     Attributes:
         input_names: the names of the inputs that `run` expects: all inputs that are not states.
@@ -141,7 +141,7 @@ class Session:
             return [array for k, array in enumerate(shown) if k not in written]
 
     def _run_whole(self, given: Sequence[Array]) -> list[Array]:
-        """Run a step of a segmented model, which needs several programs.
+        """Run a step of a model that computes some sizes from data and so needs several programs.
 
         The arrays that the run returns become the new states without a copy.
         """
@@ -191,7 +191,8 @@ class Session:
         Raises:
             InvalidArgumentError: if the output of a state cannot be the state's next input: their
                 dtypes or shapes differ, the output's number of elements depends on data, or the
-                output's buffer has unused elements other than slack capacity.
+                output's buffer has unused elements other than the rows that are reserved for
+                growth.
             InvalidInputError: if an initial value has a wrong dtype.
         """
         program = executable.program
@@ -205,10 +206,10 @@ class Session:
             state.check(*ports, rooms)
 
     def _step(self, given: Sequence[Array]) -> SessionStep | None:
-        """Return the plan of a step with the inputs `given` and the current states.
+        """Return the plan of one run with the inputs `given` and the current states.
 
-        The plan depends only on their shapes, and is cached. The result is None if the step needs
-        several programs.
+        The plan depends only on the shapes of the inputs and states, and is cached. The result is
+        None if the run needs several programs.
         """
         key = (*shapes_of(given, self.input_names), *(state.shape for state in self._states))
         found = self._steps.get(key)

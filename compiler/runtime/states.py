@@ -1,4 +1,7 @@
-"""The states of sessions and their buffers. A state passes a value from one step to the next."""
+"""The states of sessions and their buffers.
+
+A state is an output of one run of a model that the next run reads as an input.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ that few steps need new memory."""
 class StateBuffer:
     """The memory of a state, and the array at the start of this memory.
 
-    If the buffer has slack capacity, `room` is the dimension along which it has unused elements,
-    and the extent of this dimension in memory. Otherwise, `room` is None.
+    If the buffer has unused elements at the end (slack capacity), `room` is the dimension along
+    which they lie, and the extent of this dimension in memory. Otherwise, `room` is None.
     """
 
     memory: Bytes
@@ -156,12 +159,12 @@ class SessionState:
         return self.value().copy()
 
     def check(self, port: Port, output: Port, rooms: Collection[SlackDimension]) -> None:
-        """Check that this state's output of a program can become its input in the next step.
+        """Check that this state's output of a program can become its input in the next run.
 
         Args:
             port: the input of the program.
             output: the output that becomes this input.
-            rooms: the slack capacities of the program.
+            rooms: the program's slack capacities: numbers of unused rows in buffers, as dimensions.
 
         Raises:
             InvalidArgumentError: if the dtypes or shapes differ, the output's number of elements
@@ -188,11 +191,11 @@ class SessionState:
         self._dtype = port.dtype.numpy
 
     def of(self, port: SizedPort, *, has_slack: bool) -> Placed:
-        """Return the current value in a buffer that a step may overwrite.
+        """Return the current value in a buffer that a run may overwrite.
 
-        If the value is not in such a buffer yet, it is copied into a new one. `port` is the step's
-        input for this value. If `has_slack` is true, the buffer has slack capacity, which the
-        caller must have provided by `have_room`.
+        If the value is not in such a buffer yet, it is copied into a new one. `port` is the run's
+        input for this value. If `has_slack` is true, the buffer has unused rows at the end, which
+        the caller must have provided by `have_room`.
         """
         if self._now is None or (self._now.room is not None and not has_slack):
             old = self._known()
@@ -225,11 +228,14 @@ class SessionState:
         self._now.placed.array[...] = old
 
     def next(self, port: SizedPort, *, in_place: bool, has_slack: bool) -> Placed:
-        """Return the buffer for the state's next value, which a step writes as the output `port`.
+        """Return the buffer for the state's next value, which a run writes as the output `port`.
 
-        If `has_slack` is true, the result shares the memory of the current value, and has as many
-        rows as `port`. Otherwise, the result is the buffer of the current value if `in_place` is
-        true, and the state's second buffer if `in_place` is false.
+        The buffer depends on the flags:
+
+        - If `has_slack` is true, it is the memory of the current value, with as many rows as
+          `port`. This memory has unused rows at the end.
+        - Otherwise, if `in_place` is true, it is the buffer of the current value.
+        - Otherwise, it is the state's second buffer.
         """
         spare = self._spare
         if has_slack:
@@ -268,13 +274,13 @@ def _placed(memory: Bytes, port: SizedPort) -> StateBuffer:
 
 
 class StateMove(NamedTuple):
-    """How one step updates a state.
+    """How one run of a session updates a state.
 
     Attributes:
         state: the state.
-        before, after: the input and the output of the step.
+        before, after: the input and the output of the run.
         in_place: whether the output is written to the input's buffer.
-        has_slack: whether this buffer has slack capacity.
+        has_slack: whether this buffer has unused rows at the end.
     """
 
     state: SessionState
@@ -284,10 +290,10 @@ class StateMove(NamedTuple):
     has_slack: bool = False
 
     def among(self, extended: Collection[SessionState]) -> StateMove:
-        """Return this update for a step in which only the states `extended` have slack capacity.
+        """Return this update for a run in which only the states `extended` have unused rows.
 
-        If the state is written in place only with slack capacity, and is not in `extended`, the
-        returned update is not in place.
+        Some states can be written in place only if their buffers have unused rows. If this state is
+        one of them and is not in `extended`, the returned update is not in place.
         """
         has_room = self.state in extended
         needs_room = self.after.stored is not self.after.shape
@@ -296,11 +302,12 @@ class StateMove(NamedTuple):
 
 
 class StateRoom(NamedTuple):
-    """The states whose buffers have the same slack capacity, such as the caches of all layers.
+    """The states whose buffers have the same number of unused rows, such as the caches of all
+    layers.
 
     Attributes:
         members: for each state: the state, its input, and the dimension along which it grows.
-        rows: the number of rows of each state after the step.
+        rows: the number of rows of each state after the run.
     """
 
     members: Sequence[tuple[SessionState, SizedPort, int]]
@@ -330,12 +337,12 @@ class StateRoom(NamedTuple):
 
 
 class SessionStep(NamedTuple):
-    """The plan of one step.
+    """The plan of one run of a session.
 
     Attributes:
-        executable: the executable that runs the step.
+        executable: the executable that performs the run.
         moves: the update of each state.
-        rooms: the groups of states that have a common slack capacity.
+        rooms: the groups of states whose buffers have the same number of unused rows.
     """
 
     executable: Executable

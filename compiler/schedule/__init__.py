@@ -1,1 +1,4 @@
-"""Schedules: the knobs of a workload, the space of their valid choices, and the templates."""
+"""Schedules: the knobs (tuning parameters) of a workload, their valid values, and the templates.
+
+A template generates the kernel of a schedule.
+"""

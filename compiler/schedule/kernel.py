@@ -1,4 +1,7 @@
-"""The result of a template for a schedule: a loop nest, and the packing of its weights."""
+"""The loop nest that a template generates for a schedule, and the packing of its weights.
+
+A template is a generator of kernels for one kind of workload.
+"""
 
 from __future__ import annotations
 

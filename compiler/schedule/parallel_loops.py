@@ -20,7 +20,7 @@ _PARTS_A_THREAD = (1, 2, 4)
 
 
 def parallelise(nest: LoopNest, threads: int) -> LoopNest:
-    """Return the loop nest with the work of each stage divided among the threads.
+    """Return the loop nest with the work of each stage (function) divided among the threads.
 
     The first loop of each stage becomes parallel. If it has too few tiles, loops inside it become
     parallel, too. A convolution with more pixels than channels is divided by pixels, so that
@@ -78,9 +78,9 @@ def _share_pixels(loop: For, threads: int) -> For:
 
 
 def _band(loop: For) -> tuple[frozenset[Axis], Compute | None]:
-    """Return the axes of a perfect loop nest, and the compute in its innermost loop.
+    """Return the axes of a perfect loop nest, and the `Compute` statement in its innermost loop.
 
-    The compute is None if a loop has any other content.
+    The statement is None if a loop has any other content.
     """
     match loop.body:
         case (For() as inner,):

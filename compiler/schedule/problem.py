@@ -1,7 +1,7 @@
 """A workload as one tensor expression, with the structure of its accesses.
 
-Templates analyse this structure, not operator names or shapes, to decide whether they apply and to
-derive schedules.
+Templates are generators of kernels. They analyse this structure, not operator names or shapes, to
+decide whether they apply and to derive schedules.
 """
 
 from __future__ import annotations

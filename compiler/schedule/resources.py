@@ -1,9 +1,10 @@
 """Estimates of register tiles: registers, loads, dependent sums, and work wasted in partial tiles.
 
-A tile computes `rows` by `vectors` vectors of sums. Each step of the reduction loads one row of a
-panel, which is `vectors` vectors. It multiplies this row by one scalar per row of the tile.
-Templates whose tiles work differently (a window, a product without a panel) count their own
-registers.
+A tile computes `rows` by `vectors` vectors of sums. One factor of the product is packed into a
+panel. Each step of the reduction loads one row of the panel, which is `vectors` vectors. The step
+multiplies this row by one scalar of the other factor per row of the tile. Templates (kernel
+generators) whose tiles work differently count their own registers: a window, or a product without a
+panel.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from tilewright.compiler.targets.target import Target
 def tile_registers(target: Target, rows: int, vectors: int, each: int = 1) -> int:
     """Return the number of vector registers that one step of a register tile needs.
 
-    A tile has `rows` by `vectors` vectors of sums. Registers hold these sums, one row of the panel,
-    and the factors of the tile's rows. `each` is the number of registers per vector of sums.
+    A tile has `rows` by `vectors` vectors of sums. Registers hold these sums and the two factors of
+    one step: a row of `vectors` vectors, and a scalar for each row of the tile. `each` is the
+    number of registers per vector of sums.
     """
     return (rows + 1) * vectors * each + target.factor_registers(rows, vectors)
 
@@ -56,12 +58,13 @@ def step_loads(
 ) -> float:
     """Return the loads per step of a register tile, weighted by how much they delay multiply-adds.
 
-    On a target without loads that broadcast, a second instruction broadcasts the factor of each
-    row. The factor then counts as two loads, and loads of the panel's vectors are free.
+    A step multiplies one row of a panel (a packed factor) by one scalar for each row of the tile.
+    On a target without loads that broadcast, a second instruction broadcasts each scalar. A scalar
+    then counts as two loads, and loads of the panel's vectors are free.
 
     Args:
         target: the processor.
-        scalars: loads per step for the factors of the rows.
+        scalars: loads per step for the scalars.
         rows: rows of the tile.
         vectors: vectors per row of the tile.
         near: whether the panel stays in the first-level cache; other panels cost more.

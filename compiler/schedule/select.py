@@ -1,4 +1,7 @@
-"""The schedule space of a workload, composed from all templates that apply."""
+"""The schedule space of a workload: the schedules of all templates that apply.
+
+A template is a generator of kernels for one kind of workload.
+"""
 
 from __future__ import annotations
 
@@ -69,10 +72,10 @@ def untuned_schedules(
 ) -> Iterator[Schedule]:
     """Yield the default schedules of a workload that has not been tuned, best guess first.
 
-    There is one per template that applies. The last one is a fallback that lowers any workload. If
-    `any_rows` is true or the workload has dynamic sizes, the first schedule serves any number of
-    rows, if a template has such a schedule. A workload with dynamic sizes is analysed at typical
-    sizes.
+    There is one schedule per template (kernel generator) that applies. The last one is a fallback
+    that lowers any workload. If `any_rows` is true or the workload has dynamic sizes, the first
+    schedule serves any number of rows, if a template has such a schedule. A workload with dynamic
+    sizes is analysed at typical sizes.
 
     Raises:
         CompilerError: if no template applies.
@@ -88,10 +91,11 @@ def untuned_schedules(
 
 
 def _applicable(workload: Workload, mode: Mode) -> Iterator[tuple[float, SubSpace]]:
-    """Yield the preference and the space of each template that applies, largest preference first.
+    """Yield the preference and the schedules of each template that applies to a workload.
 
-    Each space is built on demand, because choosing its default takes longer than computing
-    preferences.
+    A template is a generator of kernels. The template with the largest preference is first.
+    Schedules are collected on demand, because choosing a template's default takes longer than
+    computing preferences.
 
     Raises:
         CompilerError: if no template applies.
@@ -119,17 +123,20 @@ def _lowers(workload: Workload, schedule: Schedule, mode: Mode) -> bool:
 
 @memo(8192)
 def _space(template: Template[Any], workload: Workload, mode: Mode) -> SubSpace | None:
-    """Return the schedules of a template for a workload; memoised, for tuning and building."""
+    """Return the schedules of a template (kernel generator) for a workload, or None.
+
+    The result is memoised, because tuning and building need the same schedules.
+    """
     return template.space(workload, mode)
 
 
 @memo(1024)
 def _any_rows(workload: Workload, mode: Mode, is_dynamic: bool) -> Schedule | None:
-    """Return a schedule that serves any number of rows, from the first template that has one, or
-    None.
+    """Return a schedule that serves any number of rows, or None.
 
-    If `is_dynamic` is true, the schedule is for one kernel with a dynamic number of rows.
-    Otherwise, it is for several kernels, one per number of rows, that share packed weights.
+    It is from the first template (kernel generator) that has such a schedule. If `is_dynamic` is
+    true, the schedule is for one kernel with a dynamic number of rows. Otherwise, it is for several
+    kernels, one per number of rows, that share packed weights.
     """
     offered = (each.any_rows_schedule(workload, mode, is_dynamic) for each in templates())
     return next((each for each in offered if each is not None), None)
@@ -139,8 +146,8 @@ def lower_schedule(workload: Workload, schedule: Schedule, mode: Mode) -> Kernel
     """Lower a workload with a schedule to a kernel whose outer loops are divided among the threads.
 
     Raises:
-        ScheduleError: if no template has the algorithm, or the schedule does not fit the workload
-            at each of its dynamic sizes.
+        ScheduleError: if no template (kernel generator) has the schedule's algorithm, or the
+            schedule does not fit the workload at each of its dynamic sizes.
     """
     kernel = template_of(schedule.algorithm).kernel(workload, schedule, mode)
     return replace(kernel, nest=parallelise(kernel.nest, mode.threads))

@@ -40,13 +40,17 @@ Constraint = Callable[[Mapping[str, Choice]], bool]
 
 
 def always_true(choice: Mapping[str, Choice]) -> bool:
-    """Accept every assignment: the constraint of a space without constraints."""
+    """Return true for every assignment of values to knobs: the constraint of an unconstrained
+    space.
+    """
     return True
 
 
 @dataclass(frozen=True)
 class SubSpace:
     """The schedules of one algorithm.
+
+    An assignment gives each knob (tuning parameter) one of its values.
 
     Attributes:
         algorithm: name of the algorithm.
@@ -121,9 +125,9 @@ class ScheduleSpace:
         """Return the space with another default schedule, whose algorithm is added if necessary.
 
         The default's values are added to the knobs of its algorithm. If the default has no value
-        for a knob, it gets the knob's first value. This happens if the default was chosen for other
-        sizes than the space: for example, the knob that divides a sum among threads exists only for
-        few rows.
+        for a knob, it gets the knob's first value. The default may lack a knob if it was chosen for
+        other sizes of the workload. For example, the knob that divides a sum among threads exists
+        only for few rows.
         """
         own = [s for s in self.subspaces if s.algorithm == default.algorithm]
         others = [s for s in self.subspaces if s.algorithm != default.algorithm]

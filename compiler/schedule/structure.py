@@ -1,4 +1,4 @@
-"""Functions that templates share: loops around computes, halos, and the vector axis."""
+"""Functions that templates (kernel generators) share: loop nests, halos, and the vector axis."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def nest(loops: Sequence[LoopSpec], *body: Node) -> tuple[Node, ...]:
 
 
 def parallel_stage(name: str, loops: Sequence[LoopSpec], *body: Node) -> Stage:
-    """Return a stage with loops around a body: the outermost is parallel, the others are serial.
+    """Return a stage (one function of a kernel) with loops around a body.
 
-    Without a loop, the stage is serial.
+    The outermost loop is parallel, the others are serial. Without a loop, the stage is serial.
     """
     nodes = nest(loops, *body)
     # Without a loop around them, nodes of the body may depend on each other's results.

@@ -53,7 +53,10 @@ def assign_layouts(
 
 
 class Assignment:
-    """The options of all groups; `solve` chooses one per group for the least total cost."""
+    """The possible layouts of all groups of nodes.
+
+    `solve` chooses one option per group for the least total cost.
+    """
 
     def __init__(
         self,
