@@ -4,8 +4,9 @@ Before:                                     After:
     %1 = (float32(%0) - 3) * 0.1                %0
     %2 = cast(round(%1 * 10) + 3) {to=uint8}
 
-Quantisers write such pairs around data movement. The operators' references decide whether each of
-the 256 (or 65,536) values of the stored type is unchanged.
+Quantisers write such pairs around data movement. The pass computes the pair for each of the 256 (or
+65,536) values of the stored type with the NumPy references of the operators. It removes the pair if
+all values are unchanged.
 """
 
 from __future__ import annotations

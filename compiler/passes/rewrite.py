@@ -64,8 +64,8 @@ class Rewriter(Edit):
     def uses(self, value: str) -> int:
         """Return the number of uses of a value: operands of nodes, and outputs of the graph.
 
-        After the value has replaced another value, the uses of both are counted. The number may
-        include uses by nodes that rules have replaced.
+        If rules have replaced other values by this value, uses of those values count too. The
+        number may include uses by nodes that rules have replaced.
         """
         return self._uses.get(value, 1)
 

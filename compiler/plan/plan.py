@@ -344,9 +344,10 @@ class GraphPlan:
         return labels_of(self._declaring_node(port))
 
     def part_of(self, output: str) -> str | None:
-        """Return the name of the list to which a graph output belongs; None if there is no list.
+        """Return the name of the list to which a graph output belongs.
 
         Some models return lists of arrays. Each array of a list is a separate output of the graph.
+        The result is None for an output that is not in a list.
         """
         return list_of(self._declaring_node(output))
 

@@ -242,9 +242,11 @@ class Views:
         return [PlacedPiece(v, box.offset) for v, box in zip(node.inputs, boxes, strict=True)]
 
     def _apart(self, link: _Link, place: Placement) -> int | None:
-        """Return the distance in bytes from a value to its part, if both are stored in `place`.
+        """Return the distance in bytes from a value to its part, if both have the placement
+        `place`.
 
-        The result is None if the part is not stored like a separate tensor, or is not aligned.
+        A placement is a layout and a halo. The result is None if the part is not stored like a
+        separate tensor, or is not aligned.
         """
         types = self.types
         elements = distance(

@@ -214,7 +214,7 @@ class LiveIns:
         return SegmentGuard(tuple(fixed), exact.known, tuple(ranges))
 
     def with_dims(self, inputs: Mapping[str, Dims]) -> LiveIns:
-        """Return a copy with other names of the dimensions of values.
+        """Return a copy of this object with other names of the values' dimensions.
 
         `inputs` has the new dimensions of each value, by name. A renamed dimension keeps its range.
         """
@@ -357,7 +357,7 @@ class SegmentBoundary(Generic[P]):
         return self.serving(exact) or self.wanted(exact)
 
     def serving(self, exact: SegmentGuard) -> SegmentGuard | None:
-        """Return the guard of an existing segment that accepts a run; None if there is none.
+        """Return the guard of an existing segment that accepts a run, or None.
 
         A guard is the condition on sizes and values under which a segment (part of a model) may be
         used. A segment with exactly the sizes of the run has priority over a segment with ranges.

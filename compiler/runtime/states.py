@@ -274,7 +274,7 @@ def _placed(memory: Bytes, port: SizedPort) -> StateBuffer:
 
 
 class StateMove(NamedTuple):
-    """How one run of a session updates a state.
+    """The update of a state by one run of a session.
 
     Attributes:
         state: the state.
