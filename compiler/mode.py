@@ -23,19 +23,19 @@ factors of these products."""
 
 @dataclass(frozen=True, slots=True)
 class Mode(JsonValue):
-    """The properties of generated code that are the same for all workloads of a compilation.
+    """The properties of generated code that are the same for all kernels of a compilation.
 
     Attributes:
-        target: the target for which code is generated; by default that of this machine.
+        target: the target for which code is generated; by default this machine.
         threads: number of threads that a run uses, including the calling thread.
-        numerics: "strict" allows only algorithms that round like the direct one. "fast" also allows
-            those that lose about one decimal digit (Winograd, Strassen), and "loose" those that
-            lose more (Winograd's F(6)).
+        numerics: "strict" allows only algorithms that round like the direct algorithm. "fast" also
+            allows algorithms that lose about one decimal digit (Winograd, Strassen), and "loose"
+            those that lose more (Winograd's F(6)).
         precision: the type of stored values and of factors in a float32 model. "bfloat16" or
             "float16" applies between the first and the last matrix product or convolution; sums,
             normalisations, inputs and outputs stay float32.
-        in_place: whether a growing cache, such as the keys of attention, is a buffer with unused
-            rows at its end, to which each step of a session appends rows.
+        in_place: whether a growing cache, such as the keys of attention, is updated in place. Its
+            buffer then has unused rows at the end, into which each run writes the new rows.
 
     Raises:
         InvalidArgumentError: if `threads`, `numerics` or `precision` has an invalid value.
@@ -62,7 +62,7 @@ class Mode(JsonValue):
     def key(self) -> tuple[str, int, str]:
         """The mode's part of the key of a tuning record: target key, threads and numerics.
 
-        Precision and `in_place` are not included, because they change the workload itself (its
-        types and boundaries).
+        The key also identifies the workload (the fused subgraph that was tuned). Precision and
+        `in_place` are not included, because they change the types and boundaries of the workload.
         """
         return self.target.key, self.threads, self.numerics

@@ -35,13 +35,13 @@ class CompileOptions:
             Size hints, the typical sizes, may follow a range ("1..512@32,128"). Hints alone ("@32")
             keep the default range. Code with default schedules does not depend on hints; a planner
             may look up schedules that were tuned for them.
-        schedules: the source of tuned schedules; None compiles with the defaults.
+        schedules: the source of tuned schedules; None compiles with the default schedules.
         weight_limit_bytes: maximum memory of packed weights. To stay below it, algorithms that
             enlarge weights (Winograd, Strassen) are replaced by others.
         timings: records the time of each compilation stage.
-        planner: a function that returns the plan of a graph, used in place of `optimise` and
-            `make_plan`. It is called before the schedules of the plan's workloads are looked up,
-            and also decides the precision.
+        planner: a function that returns the plan of a graph (its kernels and their memory layouts),
+            and also decides the precision. It replaces `optimise` and `make_plan`, and is called
+            before tuned schedules are looked up for the kernels.
         own_sizes: combinations of sizes that get their own program with fixed sizes on first use,
             although the program for the ranges could serve them.
         kernels: a cache of kernels, shared with other compilations of this process.

@@ -30,7 +30,7 @@ def exp(x: Expr) -> Expr:
     """Return e**x; relative error <= 1.2e-7 (float32), 2.5e-16 (float64).
 
     Subnormal results have an additional error of half an ulp. With n = rint(x / ln 2) and r = x - n
-    ln 2, the result is 2**n * (1 + r + r**2 P(r)).
+    ln 2, the result is 2**n * (1 + r + r**2 P(r)), where P is a polynomial.
     """
     return in_float("exp", x, exp_of)
 
@@ -44,10 +44,11 @@ def exp_of(x: Expr) -> Expr:
 
 
 def exp_of_negative(x: Expr) -> Expr:
-    """Return e**x for x <= 0, in two thirds of the time of `exp` and accurate enough for softmax.
+    """Return e**x for x <= 0, accurate enough for softmax, in two thirds of the time of `exp`.
 
     float32: absolute error <= 1.6e-7, relative error <= 1.8e-7 (1 + |x| / 2). With n = rint(x / ln
-    2) and r = x / ln 2 - n, the result is 2**n P(r), which is 1 at 0. float64 uses `exp`.
+    2) and r = x / ln 2 - n, the result is 2**n P(r) for a polynomial P, and exactly 1 for x = 0.
+    float64 uses `exp`.
     """
     return in_float("exp_of_negative", x, _exp_of_negative)
 
@@ -92,7 +93,8 @@ def log(x: Expr) -> Expr:
 
     The result is -inf at 0 and NaN below. x is split into 2**e (1 + f), with 1 + f in [sqrt(1/2),
     sqrt(2)). For float32, log(1 + f) = f - f**2 / 2 + f**3 Q(f). For float64, log(1 + f) = f - f**2
-    / 2 + s (f**2 / 2 + R(s**2)) with s = f / (2 + f), as in FreeBSD's msun.
+    / 2 + s (f**2 / 2 + R(s**2)) with s = f / (2 + f), as in FreeBSD's msun. Q and R are
+    polynomials.
     """
     return in_float("log", x, _log)
 
@@ -130,7 +132,7 @@ def _log_of_parts(exponent: Expr, f: Expr, correction: Expr | None) -> Expr:
 
 
 def _log_tail(f: Expr, square: Expr) -> Expr:
-    """Return log(1 + f) - f + f**2 / 2, as f**3 Q(f) with a polynomial Q; float32.
+    """Return log(1 + f) - f + f**2 / 2 for a float32 f, computed as f**3 Q(f) with a polynomial Q.
 
     `square` is f**2.
     """

@@ -270,10 +270,10 @@ class IndexValue(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Accumulator(Expr):
-    """The result of a reduction, as an operand of the epilogue.
+    """The result of a reduction, as an operand of the operations that follow the reduction.
 
-    If the reduction computes tuples, the node is item `number` of the tuple. In `Fold.joined`, the
-    node is an item of the first of the two tuples to combine.
+    If the reduction computes tuples (`Fold`), the node is item `number` of the tuple. In the
+    expressions that combine two tuples (`Fold.joined`), it is item `number` of the first tuple.
     """
 
     type: DType = DType.FLOAT32
@@ -286,7 +286,10 @@ class Accumulator(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Incoming(Expr):
-    """Item `number` of the second of the two tuples that `Fold.joined` combines."""
+    """Item `number` of the second tuple, in the expressions by which a `Fold` combines two tuples.
+
+    A `Fold` is a reduction of tuples. `Accumulator` is an item of the first tuple.
+    """
 
     type: DType = DType.FLOAT32
     number: int = 0
@@ -298,7 +301,7 @@ class Incoming(Expr):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Items(Composite):
-    """A tuple of values: the body or the initial value of a reduction by a `Fold`."""
+    """A tuple of values: the body or the initial value of a reduction of tuples (a `Fold`)."""
 
     values: tuple[Expr, ...]
 
@@ -495,12 +498,15 @@ def _equal(first: Composite, second: Composite) -> bool:
 
 
 def _operands(expr: Expr) -> tuple[Expr, ...]:
-    """All operands of a node, including the target of a Tee."""
+    """All operands of a node, including the target of a Tee (a node that also stores its value)."""
     return (*children(expr), expr.target) if isinstance(expr, Tee) else children(expr)
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    """Return the direct operands of a node, excluding the target of a Tee."""
+    """Return the direct operands of a node.
+
+    The target of a Tee (a node that also stores its value) is excluded.
+    """
     match expr:
         case Op(args=args):
             return args

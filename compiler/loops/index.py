@@ -1,8 +1,9 @@
 """Affine index arithmetic over loop axes.
 
-An index is an affine form over axes; a term is an axis, or an axis divided by a constant, as for
-the channels of a grouped convolution. Both are immutable values: two axes are equal if their names
-and extents are. Extents, coefficients and constants may be dynamic sizes.
+An index is an affine form: a sum of terms with coefficients, plus a constant. A term is an axis, or
+an axis divided by a constant, as for the channels of a grouped convolution. Indices and terms are
+immutable values: two axes are equal if their names and extents are. Extents, coefficients and
+constants may be dynamic sizes.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Affine:
         """Return `self % divisor` as an index.
 
         Raises:
-            ValueError: under the same conditions as `__floordiv__`.
+            ValueError: if the quotient `self // divisor` is not affine.
         """
         return self._divide(divisor)[1]
 

@@ -34,10 +34,10 @@ def remove_int8_casts(expr: Expr) -> Expr:
 
 
 def _widened(node: Expr) -> Expr | None:
-    """Replace `float32(int32(uint8(x + c)) - z)`, with a rounded float x, by a clamped float.
+    """Replace `float32(int32(uint8(x + c)) - z)` by a clamped float, if x is a rounded float.
 
     The replacement is x clamped to [low - c, high - c], plus c - z; [low, high] is the range of the
-    8-bit type. Returns None for other nodes.
+    8-bit type, uint8 or int8. Returns None for other nodes.
     """
     if not isinstance(node, Cast) or node.type is not DType.FLOAT32:
         return None

@@ -65,9 +65,9 @@ def _small_arc(magnitude: Expr, inside: Expr) -> Expr:
 
 
 def _low(x: Expr, share: float) -> Expr:
-    """Return share * pi minus the same product computed with pi rounded to the type of x.
+    """Return share * (pi - p), where p is pi rounded to the type of x.
 
-    Callers add this correction to a result that contains the rounded pi.
+    Callers add this correction to a result that contains share * p.
     """
     single = pi - 3.1415927410125732
     return constant(share * by_type(x, single, _PI_LOW), x.dtype)

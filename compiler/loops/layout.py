@@ -20,10 +20,11 @@ depend on this limit."""
 class Factor:
     """One physical axis of a layout: a part of the index along a logical axis.
 
-    The position along the axis is `(logical[dim] + halo) // div % mod`. `mod` is None for the
-    outermost part of the logical axis. `pad` is a number of unused elements after the end of this
-    axis. They change the addresses of the slices of the next outer factor, so that these do not
-    compete for the same cache sets.
+    The position along the axis is `(logical[dim] + halo) // div % mod`, where `halo` is the number
+    of border elements before the logical axis. `mod` is None for the outermost part of the logical
+    axis. `pad` is a number of unused elements after the end of the physical axis. Padding changes
+    the addresses of the slices of the next outer factor, so that the slices do not compete for the
+    same cache sets.
     """
 
     dim: int
@@ -96,8 +97,8 @@ def physical_extents(
 ) -> tuple[int, ...]:
     """Return the number of elements along each factor of a layout.
 
-    If a block does not divide the extent of an axis, the outer factor counts the last, partial
-    block.
+    `halo` has the numbers of border elements (before, after) for each dimension of `shape`. If a
+    block does not divide the extent of an axis, the outer factor counts the last, partial block.
     """
     extents = []
     for factor in layout.resolved(len(shape)):
@@ -112,7 +113,8 @@ def strides(
 ) -> tuple[tuple[int, ...], int]:
     """Return the stride of each factor and the size of the tensor, in elements.
 
-    Both include the halo, the padding and the unused part of partial blocks.
+    Strides and size include the padding, the unused part of partial blocks, and the halo. `halo`
+    has the numbers of border elements (before, after) for each dimension of `shape`.
     """
     result: list[int] = []
     stride = 1

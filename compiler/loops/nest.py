@@ -65,8 +65,8 @@ class Order(StrEnum):
 class Let:
     """A definition of an axis by a formula: `axis = min(source, maximum)`.
 
-    If the last tile would extend past the end of the range, the minimum moves it back inside. The
-    tile then recomputes some elements of the tile before it.
+    If the last tile would extend past the end of the range, the minimum moves the tile back inside.
+    The last tile then recomputes some elements of the tile before it.
     """
 
     axis: Axis
@@ -83,11 +83,14 @@ class For:
     loop, so that their positions are known at compile time; `unroll` does so for all tiles.
 
     A PARALLEL loop is at the top of its stage, next to other PARALLEL loops only. Several threads
-    call the stage, each for a range [lo, hi) of tile numbers. These number the tiles of the loop,
-    with two exceptions. If the body of the loop is only a PARALLEL loop over another axis, they
-    number the tiles of this inner loop, continuing from one tile of the outer loop to the next. If
-    the stage has several PARALLEL loops at the top, they number the tiles of the first loop, and a
-    call that runs a quarter of these also runs a quarter of the tiles of each other loop.
+    call the stage, each with a range [lo, hi) of tile numbers. The tile numbers count the tiles of
+    the loop, with two exceptions:
+
+    - If the body of the loop is only a PARALLEL loop over another axis, tile numbers count the
+      tiles of the inner loop. The count continues from one tile of the outer loop to the next.
+    - If the stage has several PARALLEL loops at the top, tile numbers count the tiles of the first
+      loop. A call that runs a quarter of these tiles also runs a quarter of the tiles of each other
+      loop.
     """
 
     axis: Axis
@@ -108,10 +111,10 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One level of the tiling of an axis inside a Compute: steps of `step` elements.
+    """One level of the tiling of an axis inside a Compute (a leaf of a loop nest).
 
-    In `Compute.reduce`, `unroll` requests unrolling during code generation instead of a run-time
-    loop.
+    The level advances in steps of `step` elements. For a loop in `Compute.reduce`, `unroll`
+    requests that code generation unrolls the loop.
     """
 
     axis: Axis
@@ -153,16 +156,16 @@ class Compute:
             registers; None to store along `vector`.
         prefetch: a distance in bytes. The innermost loop prefetches the weights at this distance
             after the weights that it loads, because hardware prefetchers stop at each 4 KiB page.
-        passes: surrounding loops, outermost first, each iteration of which reads the same panel of
-            `prefetch` bytes of weights (a pass). Each pass then prefetches a part of the next
-            panel, so that all of it is in the cache when it is read. Empty without passes.
+        passes: surrounding loops, outermost first; empty without passes. A pass is an iteration of
+            these loops: all passes read the same panel of `prefetch` bytes of weights. Each pass
+            prefetches a part of the next panel, so that this panel is in the cache in time.
         dot: the unrolled reduction axis of a dot-product instruction (VNNI, SDOT). A tile of this
             axis is a dot-product group: 32 bits of elements (4 int8 or 2 bfloat16), or 64 bits for
             instructions that multiply matrices (`smmla`), adjacent in memory. The last group may be
             partial. Without a combiner, the Compute only packs elements into such groups.
-        rows: the unrolled axis of the rows in tile registers (AMX); None without them. The columns
-            of these registers are the lanes of `vector`. Their sums run along `dot`, and the step
-            of the innermost `reduce` loop is the depth of a tile register.
+        rows: the unrolled axis of the rows in tile registers (AMX); None without tile registers.
+            The columns of a tile register are the lanes of `vector`. Sums run along `dot`, and the
+            step of the innermost `reduce` loop is the depth of a tile register.
     """
 
     stores: tuple[Store, ...]
@@ -190,10 +193,10 @@ class Compute:
 
     @property
     def group(self) -> int:
-        """The number of elements that one dot-product instruction multiplies per lane.
+        """The number of elements that a dot-product instruction multiplies per lane; 1 without one.
 
-        If the Compute only packs elements, the number of elements that are packed together; 1
-        without `dot`.
+        A Compute without a reduction may pack elements for such an instruction. The result is then
+        the number of elements that are packed together.
         """
         if self.dot is None or (self.combiner is not None and dot_operands(self.body) is None):
             return 1
@@ -204,10 +207,11 @@ Node = For | Compute
 
 
 def dot_operands(body: Expr) -> tuple[Load, Load] | None:
-    """Return the loads a and b of a body `mul(cast(a), cast(b))`, for `Compute.dot`.
+    """Return the two loads a and b of an expression `mul(cast(a), cast(b))`; None for any other.
 
-    Both loads must have the same element size, less than 4 bytes: integers that are multiplied in
-    int32, or bfloat16 in float32. The result is None for any other body.
+    Dot-product instructions sum such products. The elements of both loads must have the same size,
+    below 4 bytes. They are integers that are multiplied in int32, or bfloat16 numbers that are
+    multiplied in float32.
     """
     match body:
         case Op(
@@ -223,10 +227,10 @@ def dot_operands(body: Expr) -> tuple[Load, Load] | None:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Nests that run one after the other, without a barrier between them.
+    """Loop nests that run one after the other, without a barrier between them.
 
-    Several threads run the tiles of PARALLEL loops, so no tile may access elements that another
-    tile of the stage writes.
+    Several threads run the tiles of PARALLEL loops. No tile may therefore access elements that
+    another tile of the stage writes.
     """
 
     name: str
@@ -253,7 +257,7 @@ class LoopNest:
 
     @property
     def computes(self) -> tuple[Compute, ...]:
-        """Every Compute of the nest, in program order."""
+        """Every Compute (a leaf of the loop nest), in program order."""
         return tuple(
             node
             for stage in self.stages
@@ -329,7 +333,7 @@ class LoopNest:
 
 
 def _nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
-    """All loops and computes, including nested ones, in program order."""
+    """Yield all loops and leaves (`Compute`) of trees of loops, in program order."""
     for node in nodes:
         yield node
         if isinstance(node, For):
@@ -370,9 +374,10 @@ def _indices(node: Node) -> Iterator[Affine]:
 
 
 def _parts(compute: Compute) -> Iterator[Expr]:
-    """Yield every expression node of a Compute.
+    """Yield every expression node of a Compute (a leaf of a loop nest).
 
-    The targets of stores and Tees are included, with their indirect indices.
+    The targets of stores are included, and those of Tees (nodes that also store their value). So
+    are the expressions in the indirect indices of all targets.
     """
     pending = [*reversed(expressions(compute))]
     while pending:
@@ -383,7 +388,10 @@ def _parts(compute: Compute) -> Iterator[Expr]:
 
 
 def expressions(compute: Compute) -> tuple[Expr, ...]:
-    """Return the body, the initial value, and the target and value of each store of a Compute."""
+    """Return the body, the initial value, and the target and value of each store of a Compute.
+
+    A Compute is a leaf of a loop nest.
+    """
     init = () if compute.init is None else (compute.init,)
     stores = (e for store in compute.stores for e in (store.target, store.value))
     return (compute.body, *init, *stores)

@@ -72,10 +72,10 @@ def _pow(x: Expr, y: Expr) -> Expr:
 
 
 def _pow_single(magnitude: Expr, y: Expr) -> Expr:
-    """Return x**y = 2**(y log2(x)) for a float32 x > 0, computed in float64.
+    """Return x**y = 2**(y log2(x)) for a float32 x > 0 (`magnitude`), computed in float64.
 
-    In float64, all float32 arguments are normal numbers, and no step overflows. log2(1 + f) = s
-    Q(s**2) with s = f / (2 + f).
+    In float64, all float32 arguments are normal numbers, and no step overflows. log2(1 + f) is
+    computed as s Q(s**2), where s = f / (2 + f) and Q is a polynomial.
     """
     exponent, f = split_exponent(Cast(magnitude, DType.FLOAT64))
     s = f / (f + 2.0)
@@ -133,9 +133,10 @@ _LN2_REST = 2.3190468138462996e-17
 def _log2_parts(x: Expr) -> tuple[Expr, Expr]:
     """Return log2 of a positive float64 as the sum of a large and a small number.
 
-    The relative error of the sum is at most 2**-66. x = 2**e c (1 + f / c) with c = 1 or 3/2, s = f
-    / (2 c + f), and log(1 + f / c) = 2/3 s (3 + s**2 + s**4 L(s**2)). s, s**2 and the products are
-    sums of two numbers as well (e_pow of FreeBSD msun).
+    The relative error of the sum is at most 2**-66. The method is that of e_pow in FreeBSD's msun.
+    x is split into 2**e c (1 + f / c), where c is 1 or 3/2. With s = f / (2 c + f) and a polynomial
+    L, log(1 + f / c) is 2/3 s (3 + s**2 + s**4 L(s**2)). s, s**2 and the products are sums of two
+    numbers as well.
     """
     exponent, f = split_exponent(x)
     # from [sqrt(1/2), sqrt(2)) to [sqrt(3) / 2, sqrt(3))

@@ -20,7 +20,10 @@ from tilewright.compiler.loops.index import Affine, Axis
 
 
 def rebuild(node: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """Return the node with `change` applied to each direct operand, except the target of a Tee."""
+    """Return the node with `change` applied to each direct operand.
+
+    The target of a Tee (a node that also stores its value) stays unchanged.
+    """
     match node:
         case Op(operation=operation, args=args):
             return Op(operation, tuple(change(a) for a in args))
@@ -67,11 +70,11 @@ def substitute(expr: Expr, known: Mapping[Expr, Expr]) -> Expr:
 
 
 def _from_leaves(expr: Expr, memo: dict[Expr, Expr], change: Callable[[Expr], Expr]) -> Expr:
-    """Rebuild an expression from its leaves up: `memo` maps nodes to their replacements.
+    """Return an expression that is rebuilt from its leaves up; equal nodes are rebuilt once.
 
-    Each node that is missing in `memo` is rebuilt from the replacements of its operands, passed to
-    `change`, and added. The function is iterative, because a chain of activations is hundreds of
-    operations deep.
+    `memo` maps nodes to their replacements. A node that is missing in `memo` is rebuilt from the
+    replacements of its operands and passed to `change`. The result is added to `memo`. The function
+    is iterative, because a chain of activations is hundreds of operations deep.
     """
     pending = [expr]
     while pending:

@@ -312,7 +312,10 @@ def _fma(x: Array, y: Array, z: Array, *, fused: bool) -> Array:
 
 
 def _dot(x: Array, y: Array, z: Array) -> Array:
-    """Return z + the dot product of the four uint8 in x and the four int8 in y."""
+    """Return z + the dot product of four uint8 from x and four int8 from y, elementwise.
+
+    Each 32-bit element of x or y holds four packed 8-bit integers.
+    """
     total = np.asarray(z, np.int32)
     for shift in range(0, 32, 8):
         total = total + ((x >> shift) & 0xFF) * ((y >> shift) & 0xFF).astype(np.int8)

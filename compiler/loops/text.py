@@ -265,7 +265,7 @@ def _suffix(dtype: DType) -> str:
 
 
 def _expressions(compute: Compute) -> tuple[Expr, ...]:
-    """The expressions in a Compute, in the order in which they occur in its text."""
+    """The expressions in a Compute (a leaf of a loop nest), in the order of its text."""
     fold = compute.combiner.joined if isinstance(compute.combiner, Fold) else ()
     init = () if compute.init is None else (compute.init,)
     stores = (e for store in compute.stores for e in (store.target, store.value))
@@ -273,9 +273,10 @@ def _expressions(compute: Compute) -> tuple[Expr, ...]:
 
 
 def _shared(compute: Compute) -> list[Expr]:
-    """The operations of a Compute that occur more than once, operands first.
+    """The operations that occur more than once in a Compute (a leaf of a loop nest).
 
-    The text defines each of them once, as a named `let`.
+    Operands come before the operations that use them. The text defines each of the operations once,
+    as a named `let`.
     """
     uses: Counter[Expr] = Counter()
     nodes: dict[Expr, None] = {}

@@ -208,10 +208,11 @@ def _expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """Return the expression: a sum over blocks, and within a block over words or chunks.
+    """Return the expression of one result element: a sum over the blocks along K.
 
-    With a float32 `x`, a step of the inner sum covers one packed word. With a quantised `x`, it
-    covers a chunk, whose products are summed in int32 and then scaled.
+    Within a block, an inner sum covers the elements. With a float32 `x`, each of its steps covers
+    one packed word. With a quantised `x`, each step covers a chunk (elements of `x` that share a
+    scale): the products are summed in int32, and the sum is scaled.
     """
     packing, given = Packing.of(attrs), Operands.of(operands, types)
     row, column = index

@@ -138,8 +138,8 @@ class GraphBuilder:
     def numbers(self, array: np.ndarray, dtype: DType, hint: str) -> str:
         """Add a value whose elements are integers and dynamic sizes; return its name.
 
-        The value is a constant if no element is a dynamic size. Otherwise it is added to `sizes`.
-        `hint` is the preferred name.
+        The value is a constant if no element is a dynamic size. Otherwise, its elements are stored
+        in `sizes`, and no node is added yet. `hint` is the preferred name.
         """
         known = size_arithmetic.numbers(array, dtype)
         if known is not None:
@@ -252,11 +252,11 @@ class GraphBuilder:
         return self.constants.get(value, empty)
 
     def undecided(self, value: str) -> DynamicSizeError | None:
-        """Return the error that explains why a value is unknown at import, or None.
+        """Return the error that explains why dynamic sizes leave a value unknown at import.
 
-        The caller has found that the value is unknown. If the value depends on a graph input, the
-        result is None. Otherwise it depends on dynamic sizes. The error then states the condition
-        that they leave undecided, if there is one.
+        The caller has found that the value is unknown. If the unknown part is a condition on the
+        sizes, the error states this condition. The result is None if the value depends on a graph
+        input.
         """
         found = self._computed_from(value)
         reasons = [self._undecided[each] for each in found if each in self._undecided]
@@ -266,9 +266,10 @@ class GraphBuilder:
         return next(iter(reasons), unknown)
 
     def trim(self, value: str) -> Trim | None:
-        """Return the `Trim` of a value if one of its extents is computed at run time, else None.
+        """Return the `Trim` (source and length) of a value that has an extent computed at run time.
 
-        In the value's type, this extent is the largest possible one.
+        The result is None for other values. The type of the value states the largest possible
+        extent.
         """
         return self._trims.get(value)
 
@@ -424,9 +425,10 @@ class GraphBuilder:
         return size_arithmetic.folded(op, operands, attrs, dtype)
 
     def _as_data(self, value: str) -> str:
-        """Add the nodes that compute a value of `sizes` at run time, if missing; return its name.
+        """Add the nodes that compute a value from dynamic sizes at run time, and return its name.
 
-        A value of the graph that is not in `sizes` is returned unchanged.
+        Such a value is an entry of the dictionary `sizes`. If its nodes exist, none are added. Any
+        other value is returned unchanged.
         """
         array = self.sizes.get(value)
         if array is None or value in self._as_nodes:

@@ -66,7 +66,10 @@ GUESSED_STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class ResultSlot:
-    """One result in a control operator's output block: its type and its offset in bytes."""
+    """One result of a loop or branch: its type, and its offset in bytes in the node's output.
+
+    The output of such a node is one block of bytes, which holds all results.
+    """
 
     type: TensorType
     offset: int
@@ -95,10 +98,10 @@ class LoopForm:
 
     @property
     def slots(self) -> tuple[ResultSlot, ...]:
-        """The results of the loop, in the order of the output block.
+        """The types and byte offsets of the loop's results, in the order in the output.
 
-        They are the number of steps taken, whether another step would follow, the last states, and
-        the stacked outputs.
+        The results are the number of steps taken, whether another step would follow, the last
+        states, and the stacked outputs.
         """
         kinds = [self.body.types[value] for value in self.body.outputs]
         most = 0 if self.most is None else self.most
@@ -128,7 +131,7 @@ def loop_form(attrs: Attrs) -> LoopForm:
 
 
 def branch_slots(attrs: Attrs) -> tuple[ResultSlot, ...]:
-    """Return the results of a `branch` node in the order of its output block.
+    """Return the types and byte offsets of the results that the output of a `branch` node holds.
 
     Both bodies have outputs of the same types.
     """

@@ -62,7 +62,10 @@ def _half_matrix(given: int, length: int) -> np.ndarray:
 def _constant(
     node: OnnxNode, shape: tuple[int, ...], dtype: DType, made: Callable[[], np.ndarray]
 ) -> str:
-    """Add a constant, which `made` computes only after its size is known to be within the limit.
+    """Add a constant to the graph and return its name.
+
+    `made` computes the elements. It is called only after a check that the size of the constant is
+    within the limit.
 
     Raises:
         InvalidModelError: if all generated constants together exceed the limit.
@@ -178,9 +181,11 @@ def _factor(given: int, length: int, parts: int, *, onesided: bool) -> int:
 def _in_two_steps(
     node: OnnxNode, rows: str, length: int, first: int, *, inverse: bool, onesided: bool
 ) -> str:
-    """Emit the Fourier transform of rows (..., length, parts) in two steps, as (..., kept, 2).
+    """Emit the Fourier transform of rows (..., length, parts) in two steps, as (..., outputs, 2).
 
-    The first step transforms `first` points at a time, the second `length // first` points.
+    `parts` is 1 for real numbers and 2 for complex ones. With `onesided`, only the first length //
+    2 + 1 outputs are computed. The first step transforms `first` points at a time, the second
+    `length // first` points.
     """
     *lead, _, parts = node.shape(rows)
     second, dtype, dim = length // first, node.type(rows).dtype, len(lead)

@@ -36,14 +36,14 @@ def sizes_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
     """Return the sizes that each run must compare with `extent`, so that no index is out of range.
 
     All indices are in range if every returned size is at most `extent`. A returned size is a sum of
-    several dynamic dimensions, such as `past + tokens`, and exceeds `extent` only if more than one
-    of them is large. Indices that depend on data, or that a condition selects, are not analysed:
-    the gather clamps them at run time.
+    several dynamic dimensions, such as `past + tokens`. It exceeds `extent` only if more than one
+    of these dimensions is large. Indices that depend on data, or that a condition selects, are not
+    analysed: the gather clamps them at run time.
 
     Raises:
-        InvalidModelError: if an index is out of range for all sizes of the ranges.
-        DynamicSizeError: if one dimension alone can make an index too large, or a negative index is
-            before the first element for some sizes of the ranges only.
+        InvalidModelError: if an index is out of range for all values of the dynamic dimensions.
+        DynamicSizeError: if a single large dimension makes an index too large, or if a negative
+            index is before the first element for some values of the dimensions only.
     """
     builder = node.builder
     before_end = _Question(builder, extent, lambda item: always_less(item, extent), "min")
@@ -64,11 +64,11 @@ def sizes_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
 def check_single_dimension(item: int, extent: int) -> None:
     """Check that no single dimension can make an index, such as `past + tokens - 1`, too large.
 
-    The index `item` must be below `extent` when one dimension has any size of its range and all
-    others have their smallest sizes.
+    Each dynamic dimension takes all sizes of its range, while the others have their smallest sizes.
+    The index `item` must then be below `extent`.
 
     Raises:
-        DynamicSizeError: if a dimension can make it too large.
+        DynamicSizeError: if a dimension can make the index too large.
     """
     for dimension in dimensions(item, extent):
 
@@ -93,14 +93,14 @@ other code reports."""
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A condition on the indices along a dimension of `extent` elements.
-
-    The condition is either "every index is before the end" or "no index is before the start".
+    """A bounds check of indices, against either the end or the start of a dimension.
 
     Attributes:
-        always: returns whether an index satisfies the condition for all sizes of the ranges.
-        enough: the operator whose result satisfies the condition if one of its operands does: "min"
-            for the end, "max" for the start.
+        builder: the graph that computes the indices.
+        extent: the number of elements along the dimension.
+        always: returns whether an index passes the check for all values of the dynamic sizes.
+        enough: the operator whose result passes the check if one of its operands does: "min" for
+            the end, "max" for the start.
     """
 
     builder: GraphBuilder

@@ -54,7 +54,9 @@ def _run(
     """Return the outputs of a graph; `inputs` are in the order of the graph's inputs.
 
     Arrays have the types in which the interpreter computes, such as float32 for float16 values. The
-    memory of a value is released after its last use. `chosen` is as in `run_graph`.
+    memory of a value is released after its last use. `chosen` is called with each node, its
+    operands and its result, and returns the result to use. It is not called for nodes in
+    control-flow bodies.
     """
     values = dict(zip(graph.inputs, inputs, strict=True))
     blocks: dict[str, Mapping[int, np.ndarray]] = {}
@@ -103,7 +105,8 @@ def _result(
 ) -> np.ndarray:
     """Compute a node with its operator's reference; round the result to the node's type.
 
-    `chosen` is as in `run_graph`.
+    `chosen` is called with the node, its operands and its result before rounding, and returns the
+    result to use.
     """
     operator, kind = ops.get(node.op), graph.types[node.output]
     with np.errstate(all="ignore"):

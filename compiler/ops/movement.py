@@ -190,7 +190,8 @@ def _open_part(extent: int, start: int, end: int, step: int) -> tuple[int, int]:
     A very large position, which exporters write for "to the end", becomes the end of the dimension.
 
     Raises:
-        DynamicSizeError: if the ranges do not determine whether a position is in the dimension.
+        DynamicSizeError: if a position is in the dimension for some values of the dynamic sizes
+            only.
     """
     low, high = (0, extent) if step > 0 else (-1, extent - 1)
 

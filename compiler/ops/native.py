@@ -1,4 +1,4 @@
-"""Helpers for operators of kind NATIVE, and the operator `trim`.
+"""Helpers for operators that a C runtime function computes (kind NATIVE), and the operator `trim`.
 
 `trim` shortens a value along one dimension to an extent that is computed at run time.
 """
@@ -70,8 +70,9 @@ def trimmed(node: OnnxNode, value: str, chosen: str, axis: int = 0) -> str:
     """Emit the first n positions of `value` along an axis.
 
     n is the number of true elements of the boolean vector `chosen`. If `chosen` is known at import,
-    the result is a slice. Otherwise, the result is a `trim`, which only nodes that do not combine
-    positions along the axis may read (`frontend/trimmed_operands.py`).
+    the result is a slice. Otherwise, the operator `trim` computes the result, whose extent is known
+    only at run time. Such a result may be read only by nodes that do not combine positions along
+    the axis (`frontend/trimmed_operands.py`).
     """
     known = node.builder.known(chosen)
     if known is not None:

@@ -115,11 +115,14 @@ class OnnxNode:
     def static_ints(self, position: int, what: str) -> tuple[int, ...] | None:
         """Return the operand at `position`, known at import, as a flat tuple of integers.
 
-        The result is None if the operand is omitted. An element may be a dynamic size.
+        The result is None if the operand is omitted. An element may be a dynamic size. `what` names
+        the operand in errors.
 
         Raises:
             InvalidModelError: if the operand is not an integer tensor.
-            UnsupportedOperatorError, DynamicSizeError: as for `static`.
+            UnsupportedOperatorError: if the operand depends on a graph input.
+            DynamicSizeError: if the operand depends on dynamic sizes and is computed only at run
+                time.
         """
         array = self.static(position, what)
         if array is None:

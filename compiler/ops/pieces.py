@@ -163,10 +163,17 @@ def _fill(node: OnnxNode) -> float:
 
 
 def _check_source(node: OnnxNode, mode: str, shape: Shape, sizes: Shape, pads: Shape) -> None:
-    """Check that a dimension padded with elements of the operand has at least one element.
+    """Check that padding which copies elements of the operand finds at least one in each dimension.
+
+    Args:
+        node: the node that pads.
+        mode: the padding mode; "constant" copies no elements.
+        shape: the shape of the operand, for the error.
+        sizes: the extents that remain after negative padding.
+        pads: the padding before each dimension, then the padding after each.
 
     Raises:
-        InvalidModelError: if it has none.
+        InvalidModelError: if a padded dimension has no element to copy.
     """
     padded = (low != 0 or high != 0 for low, high in zip(pads, pads[len(sizes) :], strict=False))
     if mode != "constant" and any(p and size == 0 for p, size in zip(padded, sizes, strict=True)):
@@ -280,9 +287,11 @@ def _split(offset: int, places: np.ndarray) -> list[_Run]:
 
 
 def _boxes(shape: Shape, pads: Shape, mode: str) -> tuple[Piece, ...]:
-    """Return the boxes of a padded tensor: each is a combination of one `_Run` per dimension.
+    """Return the boxes of a padded tensor, each with evenly spaced sources in the operand.
 
-    The result is empty if `_runs` is empty for a dimension, or if there would be too many boxes.
+    `shape` is the shape without padding. `pads` has the padding before each dimension, then the
+    padding after each. Each box combines one of the ranges (`_runs`) of every dimension. The result
+    is empty if the ranges of a dimension are unknown, or if there would be too many boxes.
     """
     rank = len(shape)
     sides = zip(shape, pads[:rank], pads[rank:], strict=True)

@@ -23,7 +23,7 @@ HALVES = (DType.FLOAT16, DType.BFLOAT16)
 
 
 def computed_type(types: Sequence[TensorType], attrs: Attrs, operands: int = 2) -> DType:
-    """Return the type of the products, sums and result of a contraction.
+    """Return the type of the products, sums and result of a node that sums products (e.g. matmul).
 
     The first `operands` operands are multiplied. The others are added (a bias, a mask), and must
     have the returned type.

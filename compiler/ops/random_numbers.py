@@ -186,7 +186,7 @@ def _multinomial(node: OnnxNode) -> str:
     The sampled class is the first one whose cumulative probability exceeds a random number; its
     index is the number of cumulative probabilities up to that number. The last cumulative
     probability may differ from 1 by rounding errors. The random number is therefore multiplied by
-    it, so that no class with the probability 0 is sampled.
+    the last cumulative probability, so that no class with the probability 0 is sampled.
     """
     shape = node.shape(node.input(0))
     if len(shape) != 2:

@@ -383,9 +383,12 @@ class _Sequence:
         steps: (length, batch, gates * hidden): the input of each step times W, plus biases.
         ends: (batch, 1), the length of each sequence; None if all have full length.
         backward: whether the steps run from the last input to the first.
-        product, recurrence: as in `_Layer`.
-        factors: the element type of the weights, to which `_Layer.factor` is converted.
-        parameters: `recurrence_bias` and `peepholes` of `_Layer`.
+        product: multiplies the hidden state by `recurrence`.
+        recurrence: the values that represent R transposed, (hidden, gates * hidden).
+        factors: the element type of the weights, to which the hidden state is converted before it
+            is multiplied.
+        parameters: the bias of the recurrence, None if `steps` includes it; then the peephole
+            weights of an LSTM, None without peepholes.
         activations: returns the activation functions, which add their nodes through the given node.
             In a loop, this is a node of the loop's body.
         step: emits one step.
@@ -462,7 +465,7 @@ class _Sequence:
 
         Args:
             node: the node through which nodes are added, perhaps to the body of a loop.
-            given: this step's row of `steps`.
+            given: (batch, gates * hidden): the input of this step times W, plus biases.
             place: the index of the step.
             states: the states before the step.
             factor: the first state, converted to the type of the weights.

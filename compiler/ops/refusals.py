@@ -22,10 +22,10 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 def at_most(node: OnnxNode, positions: str, size: int, limit: int, what: str) -> str:
     """Emit a check that `size` is at most `limit`, and return a value equal to `positions`.
 
-    Nodes that read the returned value run after the check. A run that violates it ends with an
-    error such as "Gather 'words': past+tokens is more than 1024 elements of a table", in which
-    `what` is the text after the limit. Equal checks are emitted once, before all other nodes, so
-    that a failed run has not changed any state.
+    Nodes that read the returned value run after the check. A run with a larger `size` ends with an
+    error such as "Gather 'words': past+tokens is more than 1024 elements of a table". In this
+    example, `what` is "elements of a table". Equal checks are emitted once, before all other nodes,
+    so that a failed run has not changed any state.
     """
     zero = node.builder.limits.get((size, limit))
     if zero is None:

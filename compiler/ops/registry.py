@@ -165,20 +165,23 @@ class Operator:
 
     Attributes:
         name: its name in graphs.
+        kind: determines how fusion and schedule templates handle the operator.
         infer: returns the type of the result.
         reference: computes the operator on NumPy arrays.
         expression: returns the tensor expression of one element of the result.
         onnx: the rules that import ONNX nodes as this operator.
-        pieces: for PIECES operators, returns the boxes of the output.
-        native: for NATIVE operators, returns the C runtime function and its parameters.
-        control: for CONTROL operators, computes the operator on NumPy arrays, instead of
-            `reference`.
-        terms: for CONTRACTION operators, returns the number of products in a sum.
+        pieces: for operators whose output is assembled from boxes (kind PIECES), returns the boxes.
+        native: for operators that a C runtime function computes (kind NATIVE), returns that
+            function and its parameters.
+        control: for operators that run other graphs (kind CONTROL), computes the operator on NumPy
+            arrays, instead of `reference`.
+        terms: for matrix products and convolutions (kind CONTRACTION), returns the number of
+            products in a sum.
         cost: the cost of one element.
         commutative: whether the operands may be exchanged.
         idempotent: whether applying the operator to its own result changes nothing.
         jumps: whether float results are discontinuous functions of the operands.
-        sums: for NATIVE operators, returns whether a node with the given attributes adds up
+        sums: for operators of kind NATIVE, returns whether a node with the given attributes adds up
             elements, so that float results are continuous.
     """
 

@@ -9,7 +9,7 @@ version 19, except where ONNX Runtime and PyTorch both differ from it:
 - `align_corners` and `tf_crop_and_resize` divide by the extent of the result. The specification
   divides by the extent that the scale gives, which need not be an integer.
 - The coordinate that `nearest` rounds, and the extent that a scale gives, are computed in float32.
-- A result of the operand's shape is the operand, also if a scale is near 1.
+- If the result has the operand's shape, it equals the operand, even if a scale is not exactly 1.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class _Line:
     """The resizing of one dimension.
 
     Attributes:
-        inputs, outputs: the extents before and after.
-        scale: the factor of the extent that the model states, or `outputs / inputs`; None if it is
-            the latter and an extent is known at run time only.
+        inputs, outputs: the extents before and after resizing.
+        scale: the factor of the extent that the model states. Without such a factor, `outputs /
+            inputs`, or None if an extent is known only at run time.
         start, end: the crop of the input for `tf_crop_and_resize`, as fractions of its extent.
     """
 

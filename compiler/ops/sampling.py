@@ -30,10 +30,12 @@ _CUBIC = -0.75
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """For each sampled point, an element that it reads along one dimension, with a weight.
+    """An element that each sampled point reads along one dimension, with a weight.
+
+    There are R sets of P points.
 
     Attributes:
-        position: the index of the element for each point, int64 (R, P), as in `sampled`.
+        position: the index of the element for each point, int64 (R, P).
         weight: the factor for each point, (R, P); None stands for 1.
     """
 

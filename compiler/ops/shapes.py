@@ -163,7 +163,7 @@ class Window:
     def read(self, tap: Shape, outputs: Shape) -> tuple[Any, ...]:
         """Return the slices of a padded array that one tap reads for all output positions.
 
-        `outputs` are the spatial extents of the output.
+        `tap` is a position in the window, and `outputs` are the spatial extents of the output.
         """
         return (
             ...,

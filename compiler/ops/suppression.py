@@ -92,10 +92,10 @@ def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
 
 
 def _overlaps(box: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the intersection over union of a box with each of the others.
+    """Return the intersection over union of `box` with each box in `others`.
 
-    It is minus infinity if two boxes do not overlap. Boxes are minima and maxima (`_corners`) along
-    the first dimension.
+    The result is minus infinity for boxes that do not overlap. The first dimension of both arrays
+    has the minimum and maximum of one coordinate, then those of the other coordinate.
     """
     low, high = np.maximum(box, others), np.minimum(box, others)
     tall, wide = high[1] - low[0], high[3] - low[2]

@@ -49,7 +49,7 @@ class TripCount:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state of a loop.
+    """A state of a loop, which each step passes to the next one.
 
     `start` is the initial value, if it is an integer or a size known at import, else None.
     `following` is the value of the body's graph that becomes the state of the next step.
@@ -63,8 +63,8 @@ class State:
 class _Counter:
     """A value that changes by the same integer in each step: `first + each * k` in step k.
 
-    If `states` is 1, the value is a loop state plus `first + each * k`. Only the analysis of this
-    state uses such values, to find by how much a step changes it.
+    If `states` is 1, the value is this number plus the value of a loop state. Such counters occur
+    only while a state is analysed: if the next state is `state + d`, each step adds d.
     """
 
     first: int
@@ -135,10 +135,11 @@ class _Analysis:
         self._seen: list[tuple[_Counter, DType]] = []
 
     def ends(self, condition: str) -> tuple[list[int], bool]:
-        """Return after how many steps each comparison in a conjunction ends the loop.
+        """Return the numbers of steps after which the comparisons in a condition end the loop.
 
-        If the ranges of sizes do not determine such a number, the result has an upper bound
-        instead. The second result is true if all numbers are exact and the condition has no other
+        The condition may be a conjunction (AND) of comparisons. If dynamic sizes leave the number
+        for a comparison open, an upper bound is returned instead, or no number if no bound is
+        known. The second result is true if all numbers are exact and the condition has no other
         terms.
         """
         found: list[int] = []

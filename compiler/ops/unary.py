@@ -78,8 +78,12 @@ def _any_type(
 ) -> Operator:
     """Declare an elementwise operator with one operand that also supports integers.
 
-    It is computed by a single `operation` of the expression language; the other arguments are those
-    of `plain`.
+    Args:
+        name: the operator's name.
+        op_type: the ONNX operator that is imported as this operator.
+        function: computes the operator on a NumPy array.
+        operation: the native operation that computes one element.
+        idempotent: whether applying the operator to its own result changes nothing.
     """
     return pointwise(
         name,

@@ -32,7 +32,8 @@ class WindowLine:
     def taps(self) -> range:
         """The range from the first to the last tap that reads an element for any output.
 
-        With strides, some taps within the range may read only padding.
+        A tap is a position in the window. With strides, some taps within the range may read only
+        padding.
         """
         last_start = (self.outputs - 1) * self.stride - self.before
         first = max(0, -(last_start // self.dilation))
@@ -42,7 +43,8 @@ class WindowLine:
     def read(self, tap: int) -> tuple[slice, slice]:
         """Return the outputs for which a tap reads an element, and the elements that it reads.
 
-        The first slice indexes the outputs, the second the input elements. Both may be empty.
+        `tap` is a position in the window. The first returned slice indexes the outputs, the second
+        the input elements. Both may be empty.
         """
         start = tap * self.dilation - self.before
         first = max(0, -(start // self.stride))

@@ -299,7 +299,7 @@ def _added(rewriter: Rewriter, mask: _Mask, low: float) -> _Mask:
 def _shows_all(rewriter: Rewriter, mask: _Mask) -> bool:
     """Whether a mask is a constant that is added to the scores and hides no key.
 
-    The attribute `causal` replaces one mask only if all other masks fulfil this. Otherwise, the
+    The attribute `causal` replaces a mask only if this is true for all other masks. Otherwise, the
     masks together could hide all keys of a query. The model would then distribute the weights over
     all keys, including future ones, which `causal` excludes.
     """
@@ -308,20 +308,21 @@ def _shows_all(rewriter: Rewriter, mask: _Mask) -> bool:
 
 
 def _lowest(fill: float, added: bool) -> float:
-    """Return the summand that replaces the number of a `where` mask.
+    """Return the number to add to hidden scores, in place of the number `fill` of a `where` mask.
 
-    FILL replaces a finite number, since a large score would not vanish against one such as -1e9.
-    `added` states that the model also adds masks. A number against which every score vanishes is
-    then kept: keys that the two masks hide must have the same relative weights as in the model.
+    An infinite number stays, and a finite one becomes FILL (-1e37): a number such as -1e9 would not
+    outweigh a large score. If `added` (the model also adds other masks), a number of at most FILL
+    stays as well. Keys that several masks hide then have the same relative weights as in the model.
     """
     return fill if not np.isfinite(fill) or (added and fill <= FILL) else FILL
 
 
 def _least(low: float) -> float:
-    """Return the lowest number by which a `where` may replace hidden scores.
+    """Return the lower limit of the number that a `where` selects for hidden scores.
 
-    The model's own number for hidden scores may overflow when it is scaled. If `low`, the number
-    before scaling, is finite, the limit is the lowest finite float32; otherwise it is -inf.
+    That number is `low`, multiplied by a scale, which may overflow to minus infinity. If `low` is
+    finite, the limit is the lowest finite float32. Otherwise `low` is minus infinity, and so is the
+    limit.
     """
     return float(np.finfo(np.float32).min) if np.isfinite(low) else low
 
@@ -418,9 +419,10 @@ def _batch_and_heads(
 ) -> tuple[int, int] | None:
     """Split the leading dimensions of an operand into the batch and the number of heads.
 
-    `scores` are the leading dimensions of the scores. They are used instead of the operand's if
-    they have the same product and there are more of them. A single leading dimension is the number
-    of heads; the batch is then 1. Returns None if there are more than two leading dimensions.
+    `scores` are the leading dimensions of the attention scores. If `scores` has the same product as
+    the operand's leading dimensions, but more of them, `scores` is split instead. A single leading
+    dimension is the number of heads; the batch is then 1. Returns None if there are more than two
+    leading dimensions.
     """
     own = rewriter.shape(operand)[:-2]
     chosen = scores if len(scores) > len(own) and prod(scores) == prod(own) else own

@@ -38,7 +38,10 @@ def optimise_bodies(graph: Graph, optimise: Callable[[Graph, bool], Graph]) -> G
 
 
 def _first_capture(node: Node) -> tuple[int, int]:
-    """The positions of a node's first captured value among its operands and its bodies' inputs."""
+    """The positions of a node's first captured value among its operands and its bodies' inputs.
+
+    A captured value is a value of the surrounding graph that a body reads.
+    """
     states = integer(node.attrs, "states", 0)
     return (2 + states, 1 + states) if node.op == "loop" else (1, 0)
 

@@ -126,9 +126,10 @@ def counted(rewriter: Rewriter, value: str) -> Count | None:
 
 
 def _part(rewriter: Rewriter, node: Node) -> Count | None:
-    """Return the `Count` of a slice of a constant range, such as a table of position numbers.
+    """Return the start and dimension (`Count`) of positions that are a slice of a constant range.
 
-    Returns None if the constant does not increase by 1, or the slice has another step.
+    The range may be a table of position numbers. Returns None if the constant does not increase by
+    1, or the slice has another step.
     """
     table = rewriter.array(node.inputs[0])
     if table is None or table.ndim != 1 or table.dtype.kind not in "iu" or table.size == 0:
@@ -139,7 +140,7 @@ def _part(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _reshaped(rewriter: Rewriter, node: Node) -> Count | None:
-    """Return the `Count` of reshaped positions; None for other values.
+    """Return the start and dimension (`Count`) of reshaped positions; None for other values.
 
     The reshape may only add or remove dimensions of extent 1.
     """
@@ -152,7 +153,10 @@ def _reshaped(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _moved(rewriter: Rewriter, node: Node) -> Count | None:
-    """Return the `Count` of positions plus or minus a constant or size; None for other values."""
+    """Return the start and dimension (`Count`) of positions plus or minus a constant or size.
+
+    Returns None for other values.
+    """
     left, right = node.inputs
     pairs = ((left, right), (right, left)) if node.op == "add" else ((left, right),)
     for value, other in pairs:

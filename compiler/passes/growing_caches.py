@@ -18,7 +18,7 @@ sharing (ONNX Runtime).
 
 This pass is not in the pipeline. It runs just before a graph is partitioned (`driver.make_plan`),
 because the types in its result describe buffers instead of the caller's arrays. A `Growth` states,
-for each cache, how many rows of the buffers belong to these arrays.
+for each cache, how many rows of a buffer belong to the caller's array.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@ Before:                                     After:
     %2 = matmul(%1, %9)
 
 Each matrix holds int8 or uint8 values minus a zero point. As in `integer_products`, the right
-factor is int8, and the left factor has the type that the target multiplies; both are int16 if the
-target's only fast integer product is the one of pairs of int16. The corrections contain sums of the
-rows of the left factor and of the columns of the right one. Both are computed at run time, because
-neither matrix is a constant. `quantised_activation_products` does the same for factors with scales.
+factor is int8, and the left factor has the type that the target multiplies by int8. Both factors
+are int16 if the target has no fast product of 8-bit integers, but a fast one of pairs of int16. The
+corrections contain sums of the rows of the left factor and of the columns of the right one. The
+sums are computed at run time, because neither matrix is a constant. `quantised_activation_products`
+does the same for factors with scales.
 """
 
 from __future__ import annotations
@@ -94,7 +95,10 @@ def _right_type(stored: DType, factor: IntegerFactor) -> DType:
 
 
 def _are_matrices(rewriter: Rewriter, *sides: IntegerSource) -> bool:
-    """Whether all sources are matrices, each with a constant zero point and at most one scale."""
+    """Whether all operands are matrices, each with a constant zero point and at most one scale.
+
+    An `IntegerSource` is an operand that is dequantised from stored integers.
+    """
     ranks = [len(rewriter.shape(side.value)) for side in sides]
     single = [side.scale is None or not side.scale.ndim for side in sides]
     zeros = [number_of(rewriter, side.zero) is not None for side in sides]
@@ -102,7 +106,7 @@ def _are_matrices(rewriter: Rewriter, *sides: IntegerSource) -> bool:
 
 
 def _moving(rewriter: Rewriter, source: IntegerSource) -> str | None:
-    """The name of a source's zero point; None if it is zero or missing."""
+    """The name of the zero point of dequantised integers; None if it is zero or missing."""
     return source.zero if number_of(rewriter, source.zero) != 0 else None
 
 

@@ -17,9 +17,10 @@ results are exact.
 
 A 16-bit `%0` is multiplied as int16 by weights that are converted to int16, if no sum can exceed
 int32: 512 products by any 8-bit weights fit, and some thousands with typical weights. An 8-bit `%0`
-and its weights are converted to int16 as well if the target's only fast integer product is the one
-of pairs of int16 (vpmaddwd). Also called integer-only inference (Jacob et al., "Quantization and
-Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2018).
+and its weights are converted to int16 as well if the target has no fast product of 8-bit integers,
+but a fast one of pairs of int16 (vpmaddwd). Also called integer-only inference (Jacob et al.,
+"Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
+2018).
 """
 
 from __future__ import annotations
@@ -161,12 +162,12 @@ def _column(rewriter: Rewriter, value: str, tail: tuple[int, ...]) -> str:
 def _multiplied(
     rewriter: Rewriter, name: str, source: IntegerSource, weight: Weight, factor: IntegerFactor
 ) -> str | None:
-    """Emit the matrix product of a source, minus its zero point, and an integer weight.
+    """Emit the matrix product of stored integers, minus their zero point, and an integer weight.
 
-    `name` is the name of the weight. Returns the name of the int32 result, to which the caller
-    applies the scales. Returns None for unsupported operands: weights that cannot be shifted into
-    their type; or a weight with a scale, if the sums may exceed int32 or the scale varies along the
-    summed dimension.
+    `source` describes the stored integers, and `name` is the name of the weight. Returns the name
+    of the int32 result, to which the caller applies the scales. Returns None for unsupported
+    operands: weights that cannot be shifted into their type; or a weight with a scale, if the sums
+    may exceed int32 or the scale varies along the summed dimension.
     """
     values = weight.values.astype(np.int64)
     if values.ndim < 2 or len(rewriter.shape(source.value)) < 2 or not values.size:
@@ -203,12 +204,12 @@ def _multiplied(
 def _convolved(
     rewriter: Rewriter, node: Node, source: IntegerSource, weight: Weight, factor: IntegerFactor
 ) -> str | None:
-    """Emit the convolution of a source, minus its zero point, and an integer weight.
+    """Emit the convolution of stored integers, minus their zero point, and an integer weight.
 
-    Returns the name of the int32 result, to which the caller applies the scales. Returns None if
-    float32 is faster, and for unsupported operands: weights that cannot be shifted into their type;
-    a zero point that is computed at run time; or a weight with a scale, if the sums may exceed
-    int32 or the scale varies within a filter.
+    `source` describes the stored integers. Returns the name of the int32 result, to which the
+    caller applies the scales. Returns None if float32 is faster, and for unsupported operands:
+    weights that cannot be shifted into their type; a zero point that is computed at run time; or a
+    weight with a scale, if the sums may exceed int32 or the scale varies within a filter.
     """
     values, x = weight.values.astype(np.int64), source.value
     channels, group = values.shape[1], integer(node.attrs, "group", 1)
@@ -300,27 +301,30 @@ def _window_sums(
 
 
 def _weight_type(rewriter: Rewriter, source: IntegerSource, factor: IntegerFactor) -> DType:
-    """The type in which weights are multiplied with a source.
+    """The type in which weights are multiplied with the stored integers of `source`.
 
-    This is int16 if the target multiplies the source as int16, else int8.
+    This is int16 if the target multiplies these integers as int16, else int8.
     """
     kind = factor(rewriter.type(source.value).dtype)
     return DType.INT16 if kind is DType.INT16 else DType.INT8
 
 
 def _unchanged(stored: DType) -> DType:
-    """The `IntegerFactor` for integers that are multiplied in their stored type."""
+    """Return `stored`, for integers that are multiplied in the type in which they are stored.
+
+    This is an `IntegerFactor`: a function that maps a stored type to the type of the factors.
+    """
     return stored
 
 
 def _stays_inside(
     rewriter: Rewriter, source: IntegerSource, values: np.ndarray, axes: int | tuple[int, ...]
 ) -> bool:
-    """Whether the sums of products of a source and weights along `axes` fit in int32.
+    """Whether sums of products of stored integers and weights along `axes` fit in int32.
 
-    This must hold for all values of the source's type. Intermediate sums may exceed int32, because
-    they wrap around. A zero point that is computed at run time is assumed to be the smallest or the
-    largest value of the type.
+    The sums must fit for all values of the type of the integers of `source`, minus their zero
+    point. Intermediate sums may exceed int32, because they wrap around. A zero point that is
+    computed at run time is assumed to be the smallest or the largest value of the type.
     """
     limits = np.iinfo(rewriter.type(source.value).dtype.numpy)
     low, high = int(limits.min), int(limits.max)

@@ -150,15 +150,19 @@ def _in_order(made: dict[str, Node], last: Node) -> list[Node]:
 
 
 def every_value(dtype: DType) -> np.ndarray:
-    """Return all values of an integer type in the order of their bits, as in a lookup table."""
+    """Return all values of an integer type in the order of their bit patterns, read as unsigned.
+
+    For int8, this is 0, 1, ..., 127, -128, ..., -1. Lookup tables have the same order.
+    """
     bits = np.dtype(f"uint{8 * dtype.bytes}")
     return np.arange(1 << 8 * dtype.bytes, dtype=bits).view(dtype.numpy)
 
 
 def values_of(rewriter: Rewriter, source: str, nodes: list[Node]) -> np.ndarray:
-    """Evaluate the nodes for each value of the source's type, in the order of the values' bits.
+    """Evaluate the nodes for each value of the type of `source`; return the last node's results.
 
-    The references of the operators compute the values.
+    The results are in the order of the values' bit patterns, as in a lookup table. The operators'
+    NumPy references compute the results.
     """
     values: dict[str, np.ndarray] = {source: every_value(rewriter.type(source).dtype)}
     for node in nodes:

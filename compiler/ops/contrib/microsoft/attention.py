@@ -125,8 +125,9 @@ def _of_projected(
 ) -> list[str]:
     """Emit attention for `projected`, which concatenates queries, keys and values.
 
-    They are concatenated along the last dimension; `sizes` has their widths. Returns the node's
-    outputs: the result and, if requested, the cache extended by the new keys and values.
+    `sizes` has the widths of queries, keys and values along the last dimension. `places` has the
+    input positions of padding mask, cache and bias of scores. Returns the node's outputs: the
+    result and, if requested, the cache extended by the new keys and values.
     """
     heads = node.integer("num_heads")
     query, key, value = (
@@ -218,8 +219,9 @@ def _multi_head_attention(node: OnnxNode) -> list[str]:
 def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
     """Return query, key and value of MultiHeadAttention with bias, as (batch, heads, rows, size).
 
-    The node has all three as separate operands, a query with packed keys and values, or one packed
-    operand. Keys and values that already have four dimensions are returned unchanged, without bias.
+    The node has three operands (query, key, value), two (the second packs key and value), or one
+    that packs all three. Keys and values that already have four dimensions are returned unchanged,
+    without bias.
     """
     query, (key, value) = node.input(0), (node.optional(1), node.optional(2))
     if key is None:

@@ -166,10 +166,11 @@ def _zero_points(node: OnnxNode, packing: Packing, columns: int, blocks: int) ->
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """A permutation of the positions along K, in which each block has a single quantisation group.
+    """An order of the positions along K in which each block belongs to one quantisation group.
 
-    `elements` are positions along K; -1 pads the last block of a group. `groups` has the group of
-    each block.
+    K is the summed dimension of a product with block-quantised weights. `elements` has the
+    positions in the new order; -1 stands for padding at the end of a group. `groups` has the
+    quantisation group of each block.
     """
 
     elements: np.ndarray

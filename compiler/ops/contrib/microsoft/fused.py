@@ -151,8 +151,9 @@ def _bias_add(node: OnnxNode) -> str:
 def _bias_softmax(node: OnnxNode) -> str:
     """Import BiasSoftmax: softmax(x + bias), normalised over all dimensions from `axis` on.
 
-    The bias may lack some of the dimensions before `axis`, and is broadcast over them. These are
-    the last ones if `is_inner_broadcast` is set, otherwise the first ones.
+    The bias may lack some of the dimensions before `axis`, and is broadcast over the missing ones.
+    The missing dimensions are the last ones before `axis` if `is_inner_broadcast` is set, otherwise
+    the first ones.
     """
     x, bias = node.input(0), node.input(1)
     shape, given = node.shape(x), node.shape(bias)

@@ -38,11 +38,11 @@ class _Cache:
     Attributes:
         node: the imported node.
         rows: the number of new rows.
-        total: the number of old and new rows; the length of the old cache if that number is known
-            only at run time.
-        length: the number of rows for which the resulting cache has room.
-        past: the number of old rows, which precede the new ones; None if it is known only at run
-            time, or differs within the batch.
+        total: the number of old and new rows. If this number is known only at run time, `total` is
+            the length of the old cache.
+        length: the capacity of the resulting cache in rows.
+        past: the number of old rows, which precede the new ones; None if the number is known only
+            at run time, or differs within the batch.
         first: the value, (batch,) or (1,), with the position of each batch row's first new row.
         last: the value, (batch,), with the position of each batch row's last key; None if the batch
             is 1 and `past` is known.
@@ -118,13 +118,13 @@ class _Cache:
 
 
 def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
-    """Return the places of the new rows in the cache.
+    """Return the places of the new rows in the cache of a GroupQueryAttention node.
 
-    They follow from seqlens_k (input 5) and total_sequence_length (input 6), the number of old and
-    new rows. With a batch of 1, the number of old rows is the total less the new rows. With a
-    larger batch, seqlens_k has the position of the last key of each batch row. If the total is
-    known only at run time, the old cache must have unused rows for the new ones: the resulting
-    cache has the same length.
+    A row is the key or value of one token. Two inputs determine the places: seqlens_k (input 5) and
+    total_sequence_length (input 6), the number of old and new rows. With a batch of 1, the number
+    of old rows is the total less the new rows. With a larger batch, seqlens_k has the position of
+    the last key of each batch row. If the total is known only at run time, the new rows must fit
+    into unused rows of the old cache, because the resulting cache has the same length.
 
     Args:
         node: the imported node.
@@ -135,7 +135,7 @@ def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
     Raises:
         InvalidModelError: if the total is less than the new rows, or, with a batch of 1, more than
             the old cache and the new rows together.
-        UnsupportedOperatorError: if data determine the total, and there is no old cache.
+        UnsupportedOperatorError: if the total depends on input data, and there is no old cache.
     """
     old = 0 if cached is None else node.shape(cached)[2]
     longest = node.input(6)

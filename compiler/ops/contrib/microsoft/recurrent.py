@@ -37,7 +37,11 @@ def _product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
 
 
 def _state_product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
-    """Emit the same product as `_product`, but with one scale and zero point per row of `value`."""
+    """Emit the product of a float32 value, quantised at run time, and an 8-bit matrix.
+
+    Each row of `value` has its own scale and zero point. `matrix` names the 8-bit elements, their
+    scale and their zero point. The result is float32.
+    """
     bytes_, scale, zero = matrix
     none = node.scalar(0.0, DType.FLOAT32)
     low = node.emit("min", [node.emit("reduce_min", [value], axes=(1,), keepdims=1), none])

@@ -26,10 +26,10 @@ from tilewright.compiler.ops.registry import OnnxRule
 def _scores(node: OnnxNode, targets: int | None) -> str:
     """Emit the scores (rows, targets): X times the coefficients of each target, plus intercepts.
 
-    The attribute `coefficients` has one row of features per target. If `targets` is None, the
-    number of targets is the number of intercepts, as in ONNX Runtime, and additional coefficients,
-    which onnxmltools wrote in 2018, are ignored. Without intercepts, the number of targets follows
-    from the number of coefficients.
+    The attribute `coefficients` has one coefficient per target and feature. If `targets` is None,
+    the number of targets is the number of intercepts, as in ONNX Runtime. Surplus coefficients,
+    which onnxmltools wrote in 2018, are then ignored. Without intercepts, the number of targets
+    follows from the number of coefficients.
     """
     x = as_floats(node, rows_of(node, node.input(0)))
     features, dtype = node.shape(x)[1], node.type(x).dtype

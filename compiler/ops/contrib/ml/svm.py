@@ -257,10 +257,10 @@ def _probabilities(node: OnnxNode, scores: str, pairs: _Pairs) -> str:
 
 
 def _coupled(node: OnnxNode, form: str, begin: str) -> str:
-    """Emit an iteration that minimises p' Q p over probabilities p, one class at a time.
+    """Emit an iteration that finds the class probabilities p with the smallest p^T Q p.
 
-    `form` is Q (rows, classes, classes), and `begin` the first p (rows, classes). Each row stops
-    when it has converged.
+    The iteration changes the probability of one class at a time. `form` is Q (rows, classes,
+    classes), and `begin` the initial p (rows, classes). Each row stops when it has converged.
     """
     (rows, count), outside = node.shape(begin), node
     going = filled(node, 1, (rows, 1), DType.FLOAT32)

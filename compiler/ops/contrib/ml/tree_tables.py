@@ -272,7 +272,8 @@ class _Builder:
 def _longest(following: np.ndarray, roots: int) -> int:
     """Return the number of comparisons on the longest path from a root to a leaf.
 
-    `following` is the attribute of `Tables`, and `roots` is the number of trees.
+    `following` has, for each tree record, the index of the first of two adjacent successors.
+    `roots` is the number of trees.
     """
     level = np.arange(roots)
     steps = 0

@@ -132,9 +132,11 @@ def _groups(
 ) -> np.ndarray | None:
     """Group the trees by target if each tree votes for a single target.
 
-    Returns the indices of the trees' root records, group after group. All groups have the same
-    length; shorter ones are padded with the leaf that belongs to no tree. The result is None if a
-    tree votes for several targets, or if the padding would be too large.
+    `votes` has a row for each tree node, and a column for each target; an element equal to
+    `neutral` stands for no vote. Returns the indices of the trees' root records, group after group.
+    All groups have the same length; shorter ones are padded with the index of the last record, a
+    leaf that belongs to no tree. The result is None if a tree votes for several targets, or if the
+    padding would be too large.
     """
     voted = votes != neutral
     if (voted.sum(1) > 1).any():
@@ -159,9 +161,10 @@ def _groups(
 
 
 def _trees_of(tables: Tables, roots: int) -> np.ndarray:
-    """Return the index of each record's tree; -1 for the leaf that belongs to no tree.
+    """Return the index of the tree to which each record belongs; -1 if it belongs to none.
 
-    `roots` is the number of trees, whose roots are the first records.
+    The last record is a leaf that belongs to no tree. `roots` is the number of trees, whose roots
+    are the first records.
     """
     found = np.full(len(tables.following), -1)
     level = np.arange(roots)
