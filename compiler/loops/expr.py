@@ -44,6 +44,7 @@ class Role(StrEnum):
 class Tensor:
     """A tensor of a kernel: logical shape, element type, and placement in memory (layout and halo).
 
+    `halo` has the number of border elements before and after each dimension, which hold zeros.
     `values` holds the elements of a CONSTANT tensor, row-major.
     """
 
@@ -62,7 +63,10 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """Size in bytes in memory, with the halo, padding and the unused part of partial blocks."""
+        """Size in bytes in memory.
+
+        This includes the halo (border elements), padding and the unused part of partial blocks.
+        """
         return strides(self.shape, self.layout, self.halo)[1] * self.dtype.bytes
 
     @property
@@ -460,7 +464,7 @@ def op(operation: Operation, *args: Expr | float) -> Op:
 
 
 def finished(reduction: Reduce) -> Expr:
-    """Return the expression by which the epilogue of a reduction reads the reduction's result.
+    """Return the expression by which operations after a reduction read the reduction's result.
 
     This is an accumulator, or a tuple of accumulators if the reduction computes tuples.
     """

@@ -58,7 +58,7 @@ def _half_of_exp(x: Expr) -> Expr:
 
 
 def _large(x: Expr) -> float:
-    """A limit for x, beyond which e**x may overflow; it depends on the type of x only.
+    """A limit for x in the type of x, beyond which e**x may overflow.
 
     Already at this limit, e**-x is negligible compared with e**x.
     """
@@ -66,7 +66,7 @@ def _large(x: Expr) -> float:
 
 
 def _tiny(x: Expr) -> float:
-    """The magnitude up to which an odd function with slope 1 at 0 is computed as its argument.
+    """A limit t in the type of x: if |x| <= t, an odd function with slope 1 at 0 is computed as x.
 
     The next term of the function's Taylor series is then below the rounding error.
     """

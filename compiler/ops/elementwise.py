@@ -55,7 +55,9 @@ def pointwise(
         onnx: the rules that import ONNX nodes as this operator.
         infer: infers the type of the result; by default, the operands have one element type, which
             is also that of the result.
-        cost, commutative, idempotent: as in `Operator`.
+        cost: the cost class of computing one element.
+        commutative: whether the operands may be exchanged.
+        idempotent: whether applying the operator to its own result changes nothing.
     """
 
     def default_infer(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:

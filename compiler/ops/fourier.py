@@ -160,11 +160,13 @@ between them."""
 
 
 def _factor(given: int, length: int, parts: int, *, onesided: bool) -> int:
-    """Return the number of points of the first transform if two steps are faster than one product.
+    """Return how many points the first of two shorter transforms has, or 0 for a single product.
 
-    The arguments describe the transform of rows (..., given, parts), as in `_transform`. The result
-    is the divisor of `length` for which two steps need the fewest multiplications. It is 0 if a
-    single matrix product costs less than any two steps.
+    A Fourier transform of `length` points is either one matrix product or two steps with shorter
+    transforms. It transforms rows (..., given, parts), where `parts` is 1 for real numbers and 2
+    for complex ones. The result is the divisor of `length` for which two steps need the fewest
+    multiplications. It is 0 unless two steps need at most half the multiplications of a single
+    product.
     """
     kept = length // 2 + 1 if onesided else length
 

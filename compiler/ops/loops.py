@@ -174,7 +174,7 @@ def _affordable(steps: int, rows: Sequence[TensorType]) -> bool:
 
 
 def _fewer(most: int | None, counted: int) -> tuple[int, bool]:
-    """Return the smaller of two bounds on a loop's steps, and True if it is known which is smaller.
+    """Return the smaller of two bounds on a loop's steps, and whether the smaller bound is known.
 
     If dynamic sizes determine which bound is smaller, the result is `most` and False. If `most` is
     None, there is no such bound, and the result is `counted` and True.
@@ -215,8 +215,9 @@ def branch_of(
 ) -> list[str]:
     """Emit a branch that runs the first body if `condition` is true, else the second.
 
-    `pairs` has, for each body, the `Enclosure` in which it was built and its finished graph. The
-    two graphs have the same output types. Returns the outputs of the branch.
+    `pairs` has two items for each body: the `Enclosure` in which it was built, which lists the
+    values that the body reads, and the finished graph. The two graphs have the same output types.
+    Returns the outputs of the branch.
     """
     enclosures, graphs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     kinds = [graphs[0].types[value] for value in graphs[0].outputs]
@@ -296,8 +297,8 @@ def _both(
 ) -> list[str]:
     """Emit the nodes of both bodies, and select each output by `condition` at run time.
 
-    `graphs` are the bodies for a true and a false condition. `enclosures` has the `Enclosure` in
-    which each was built, which lists its captured values. Returns the selected outputs.
+    `graphs` are the bodies for a true and a false condition. `enclosures` lists, for each body, the
+    values of the enclosing graph that it reads. Returns the selected outputs.
     """
     pairs = zip(graphs, enclosures, strict=True)
     one, other = (inlined(node.builder, graph, e.captured) for graph, e in pairs)
@@ -308,10 +309,10 @@ def _both(
 
 
 def _taking(graph: Graph, own: Sequence[str], captured: Sequence[str], node: OnnxNode) -> Graph:
-    """Return the body `graph` with one input for each value in `captured`.
+    """Return the body `graph` of a branch with one input for each value in `captured`.
 
-    `captured` are all values that the body of either branch reads, and `own` those that this body
-    reads. The inputs for the other values are unused.
+    `captured` are all values that the body of either branch reads, and `own` those that `graph`
+    reads. Inputs for values that only the other body reads are unused.
     """
     renamed = dict(zip(own, graph.inputs, strict=True))
     inputs = [renamed.get(value, f"unread.{k}") for k, value in enumerate(captured)]

@@ -41,8 +41,12 @@ def native(
 ) -> Operator:
     """Declare an operator that a function of the C runtime computes.
 
-    `work` returns the name of that function and its parameters. The other arguments are those of
-    `Operator`.
+    Args:
+        name: the operator's name.
+        infer: returns the type of the result.
+        reference: computes the operator on NumPy arrays.
+        work: returns the name of the C runtime function and its parameters.
+        onnx: the rules that import ONNX nodes as this operator.
     """
     return Operator(name, OpKind.NATIVE, infer, reference, no_expression, onnx, native=work)
 

@@ -17,7 +17,7 @@ from tilewright.compiler.sizes import is_dynamic, same_extents
 
 
 def _onnx_one_hot(node: OnnxNode) -> str:
-    """Import OneHot: the "on" value where the position along the new axis equals the index.
+    """Import OneHot: along a new axis, the "on" value is at the position that the index states.
 
     All other elements have the "off" value. Input 2 holds the two values, "off" first.
     """

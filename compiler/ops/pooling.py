@@ -90,10 +90,11 @@ def _counts(
     before: Shape,
     after: Shape,
 ) -> np.ndarray:
-    """Return the number of taps of each output's window that an average counts.
+    """Return the number of elements that the average of each output's window counts.
 
-    These are the taps within the input, or within `before` and `after` elements of padding around
-    it. `counting(n)` returns 0, ..., n - 1 as an array or a `Computed`.
+    Counted are the positions of the window within the input, or within `before` and `after`
+    elements of padding around the input. `counting(n)` returns 0, ..., n - 1 as an array or a
+    `Computed`.
     """
     counts: np.ndarray = np.ones((1, 1), np.float64)
     rank = len(spatial)

@@ -67,14 +67,14 @@ def exactly(arrays: Sequence[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
 
 
 def accumulated(sums: np.ndarray, attrs: Attrs, dtype: np.dtype) -> np.ndarray:
-    """Convert sums of products to the type of the contraction's result.
+    """Convert sums of products to the type of the result of a node, such as a matrix product.
 
     The type is the attribute `accumulator`, or `dtype` without this attribute. Sums in int32 wrap
     around.
 
     Args:
-        sums: the sums, computed from the arrays that `exactly` returns.
-        attrs: the attributes of the contraction.
+        sums: the sums, computed in a type that is wide enough for them (`exactly`).
+        attrs: the attributes of the node.
         dtype: the type of a result without the attribute `accumulator`.
     """
     match word(attrs, "accumulator", ""):

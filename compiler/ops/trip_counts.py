@@ -221,9 +221,9 @@ class _Analysis:
     def _operands(self, value: str) -> tuple[str, ...]:
         """Return the operands that must be counters so that `value` is a counter.
 
-        These are all operands of the node that computes `value`, if it applies an operator such as
-        `add`, whose result is a counter if its operands are. For other operators, constants, loop
-        states and the index of the step, the result is empty.
+        If an operator such as `add` computes `value`, these are all of its operands: a sum of
+        counters is a counter. For other operators, constants, loop states and the index of the
+        step, the result is empty.
         """
         node = self._maker(value)
         if (
@@ -241,9 +241,9 @@ class _Analysis:
         return kind.elements == 1 and kind.dtype is not DType.BOOL
 
     def _made(self, value: str) -> _Counter | None:
-        """Return the value as a counter, like `_counter`.
+        """Return the value as a counter; None if it is not a counter, or has more than one element.
 
-        The operands of the value must have been visited.
+        The operands of the value must have been visited before.
         """
         if not self._counts(value):
             return None

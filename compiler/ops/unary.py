@@ -59,7 +59,8 @@ def plain(
         op_type: the ONNX operator that is imported as this operator.
         function: computes the operator on a NumPy array.
         scalar: returns the operator's expression for one element.
-        cost, idempotent: as in `Operator`.
+        cost: the cost class of computing one element.
+        idempotent: whether applying the operator to its own result changes nothing.
     """
     return pointwise(
         name,

@@ -55,11 +55,11 @@ def is_causal_mask(rewriter: Rewriter, mask: str, past: int, hidden: float) -> b
 
 
 def _is_ahead(rewriter: Rewriter, condition: str, past: int, *, single: bool) -> bool | None:
-    """Whether a condition on query positions i and key positions j is the same as j > i + past.
+    """Whether a condition on query positions i and key positions j is equivalent to j > i + past.
 
-    The result is False if the condition is the same as j <= i + past, and None for any other
-    condition. `single` states that there is only one query. Its position may then be a number,
-    instead of a count along a dimension.
+    The result is False if the condition is equivalent to j <= i + past, and None for any other
+    condition. `single` states that there is only one query. The query's position may then be a
+    number, instead of a count along a dimension.
     """
     node = rewriter.producer(_unexpanded(rewriter, condition))
     if node is None:

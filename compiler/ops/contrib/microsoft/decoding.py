@@ -72,7 +72,7 @@ def _masked_attention(node: OnnxNode) -> list[str]:
 
 
 def _with_mask(node: OnnxNode, attention: MaskedAttention, length: int) -> MaskedAttention:
-    """Add the node's mask (batch, keys so far), which is 0 for a hidden key, to the attention.
+    """Return the attention with the node's mask (batch, keys so far), which is 0 for a hidden key.
 
     Keys after the mask's last column are hidden too. `length` is the number of all keys.
     """

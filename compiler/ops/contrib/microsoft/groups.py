@@ -135,7 +135,7 @@ def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
     Raises:
         InvalidModelError: if the total is less than the new rows, or, with a batch of 1, more than
             the old cache and the new rows together.
-        UnsupportedOperatorError: if the total depends on input data, and there is no old cache.
+        UnsupportedOperatorError: if the total depends on input data, and the node has no old cache.
     """
     old = 0 if cached is None else node.shape(cached)[2]
     longest = node.input(6)
