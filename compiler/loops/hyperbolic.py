@@ -58,17 +58,18 @@ def _half_of_exp(x: Expr) -> Expr:
 
 
 def _large(x: Expr) -> float:
-    """A limit for x in the type of x, beyond which e**x may overflow.
+    """A limit for x, beyond which e**x may overflow; it depends on the type of x only.
 
-    Already at this limit, e**-x is negligible compared with e**x.
+    Even at the limit, e**-x is negligible compared with e**x.
     """
     return by_type(x, 88.0, 709.0)
 
 
 def _tiny(x: Expr) -> float:
-    """A limit t in the type of x: if |x| <= t, an odd function with slope 1 at 0 is computed as x.
+    """The largest |x| for which an odd function with slope 1 at 0 is computed as x itself.
 
-    The next term of the function's Taylor series is then below the rounding error.
+    The next term of the function's Taylor series is then below the rounding error. The limit
+    depends on the type of x only.
     """
     return by_type(x, 1e-5, 1e-9)
 

@@ -193,10 +193,10 @@ class Compute:
 
     @property
     def group(self) -> int:
-        """The number of elements that a dot-product instruction multiplies per lane; 1 without one.
+        """The number of elements that a dot-product instruction multiplies per lane.
 
-        A Compute without a reduction may pack elements for such an instruction. The result is then
-        the number of elements that are packed together.
+        The result is 1 without such an instruction. A Compute without a reduction may pack elements
+        for such an instruction. The result is then the number of elements that are packed together.
         """
         if self.dot is None or (self.combiner is not None and dot_operands(self.body) is None):
             return 1
@@ -207,7 +207,7 @@ Node = For | Compute
 
 
 def dot_operands(body: Expr) -> tuple[Load, Load] | None:
-    """Return the two loads a and b of an expression `mul(cast(a), cast(b))`; None for any other.
+    """Return the loads a and b if an expression is `mul(cast(a), cast(b))`, else None.
 
     Dot-product instructions sum such products. The elements of both loads must have the same size,
     below 4 bytes. They are integers that are multiplied in int32, or bfloat16 numbers that are

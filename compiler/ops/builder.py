@@ -254,9 +254,8 @@ class GraphBuilder:
     def undecided(self, value: str) -> DynamicSizeError | None:
         """Return the error that explains why dynamic sizes leave a value unknown at import.
 
-        The caller has found that the value is unknown. If the unknown part is a condition on the
-        sizes, the error states this condition. The result is None if the value depends on a graph
-        input.
+        The caller has found that the value is unknown. If the sizes leave a condition undecided,
+        the error states this condition. The result is None if the value depends on a graph input.
         """
         found = self._computed_from(value)
         reasons = [self._undecided[each] for each in found if each in self._undecided]

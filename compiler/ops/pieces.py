@@ -163,7 +163,7 @@ def _fill(node: OnnxNode) -> float:
 
 
 def _check_source(node: OnnxNode, mode: str, shape: Shape, sizes: Shape, pads: Shape) -> None:
-    """Check that padding which copies elements of the operand finds at least one in each dimension.
+    """Check that each padded dimension has an element to copy, unless the padding is a constant.
 
     Args:
         node: the node that pads.

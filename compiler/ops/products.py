@@ -67,7 +67,7 @@ def exactly(arrays: Sequence[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
 
 
 def accumulated(sums: np.ndarray, attrs: Attrs, dtype: np.dtype) -> np.ndarray:
-    """Convert sums of products to the type of the result of a node, such as a matrix product.
+    """Convert sums of products to the result type of their operator, such as a matrix product.
 
     The type is the attribute `accumulator`, or `dtype` without this attribute. Sums in int32 wrap
     around.

@@ -113,10 +113,11 @@ def integer_product(
 def _of_filters(
     scale: np.ndarray, node: Node, weight: Weight, tail: tuple[int, ...]
 ) -> np.ndarray | None:
-    """The scales of a convolution's input, arranged by filter to scale the convolution's result.
+    """Return the scale of a convolution's input as a factor of the convolution's result.
 
-    `tail` has a 1 for each spatial dimension of the result. Returns None if a filter reads channels
-    with several scales, so that its sum cannot be scaled afterwards.
+    `scale` is one number, or has one number per channel of the input. `tail` has a 1 for each
+    spatial dimension of the result. Returns None if a filter reads channels with several scales, so
+    that its sum cannot be scaled afterwards.
     """
     if not scale.ndim:
         return scale
