@@ -28,7 +28,7 @@ class ClaimKind(StrEnum):
 
 
 class ReviewState(StrEnum):
-    """The review state of a claim, which also determines whether the claim is served."""
+    """The review state of a claim about speed. It determines whether all jobs may use the claim."""
 
     PROVISIONAL = "provisional"
     """Measured once, by a device that does not belong to the service. Only the job that requested
@@ -79,7 +79,7 @@ def before(state: ReviewState) -> list[str]:
 class Attestation(StrEnum):
     """The trustworthiness of a claim: how many workers, of how many owners, measured it.
 
-    The members are ordered from weak to strong.
+    A claim is a statement about speed. The enum members are ordered from weak to strong.
     """
 
     ONCE = "once"
@@ -128,7 +128,8 @@ class ClaimReporter:
     def second(self, other: ClaimReporter) -> Attestation:
         """Return the attestation of this reporter's claim after a second measurement by `other`.
 
-        `other` may be equal to this reporter.
+        The attestation tells whether one worker, two workers of one owner, or workers of two owners
+        measured. `other` may be equal to this reporter.
         """
         if other.worker == self.worker:
             return Attestation.ONE_WORKER
@@ -136,9 +137,9 @@ class ClaimReporter:
 
 
 def initial(ours: bool) -> tuple[ReviewState, Attestation]:
-    """Return the state and the attestation of a new claim.
+    """Return the review state and the attestation (who measured it) of a new claim.
 
-    `ours` is true if the service's own machine measured it.
+    `ours` is true if the service's own machine measured the claim.
     """
     if ours:
         return ReviewState.CONFIRMED, Attestation.OWN
@@ -146,6 +147,10 @@ def initial(ours: bool) -> tuple[ReviewState, Attestation]:
 
 
 def reviewable(state: ReviewState, attestation: Attestation) -> bool:
-    """Whether a second measurement can confirm or dispute a claim, or raise its attestation."""
+    """Whether a second measurement of a claim has a use.
+
+    It has a use if it can confirm or dispute the claim. It also has one if the claim is confirmed,
+    but only by workers of one owner: then another worker or owner can attest it.
+    """
     served_weakly = state is ReviewState.CONFIRMED and attestation.weak
     return state is ReviewState.PROVISIONAL or served_weakly

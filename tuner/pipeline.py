@@ -2,9 +2,9 @@
 
 The decisions of the loop depend on the order in which it sends batches and receives their results.
 The pipeline records this order in a journal of integers. Sending a batch adds the entry SCREEN_SENT
-or FINAL_SENT. Returning a finished batch adds the number of the batch; sent and adopted batches are
-numbered from 0. To replay a run, a new pipeline gets its journal, and follows this order even if
-other batches finish earlier.
+or FINAL_SENT. Returning a finished batch adds the number of the batch. Batches are numbered from 0,
+including those that an earlier process of the same run had sent. To replay a run, a new pipeline
+gets its journal, and follows this order even if other batches finish earlier.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Batch:
     """A batch of candidates of one task in the pipeline.
 
     Attributes:
-        number: the number of the batch in the journal.
+        number: the number of the batch, counted from 0 in the order of sending.
         state: the state of the task.
         size: number of candidates.
         repeat: the settings for repeated timing.
         schedules: the trial id and the schedule of each candidate.
-        ticket: the builds of the candidates; None for a batch of an earlier process.
-        prepared: the expected outputs, until the request is sent.
+        ticket: a handle for the builds of the candidates; None for a batch of an earlier process.
+        prepared: a handle for the expected outputs; None once the request is sent.
         request: the request to the runner; None until it is sent.
         trials: the trials so far; complete once `finished` is true.
         duplicates: by trial id, other candidates with the same code, which are not measured: they
@@ -116,7 +116,11 @@ class Pipeline:
 
     @property
     def journal(self) -> tuple[int, ...]:
-        """Return the order in which batches were sent and returned so far (see the module)."""
+        """Return a tuple of integers that records the order of events in this run so far.
+
+        Sending a batch adds SCREEN_SENT or FINAL_SENT, depending on the phase. Returning a finished
+        batch adds the number of the batch, counted from 0.
+        """
         return tuple(self._journal)
 
     @property
@@ -125,12 +129,11 @@ class Pipeline:
         return self._given is not None
 
     def has_room(self, phase: Phase, least: int = 0) -> bool:
-        """Whether the loop should propose another batch of this phase now.
+        """Whether the loop should propose another batch of this phase (screening or final) now.
 
-        In a replay, it should if the next entry of the journal is a sent batch of this phase.
-        Otherwise, it should if the number of batches in the pipeline is less than the runner's
-        capacity plus AHEAD, or less than `least`. Batches that wait for expected outputs do not
-        count.
+        In a replay of a recorded run, return True if the recorded run sent a batch of this phase
+        next. Otherwise, return True if the pipeline has fewer batches than the runner's capacity
+        plus AHEAD, or fewer than `least`. Batches that wait for expected outputs do not count.
         """
         if self._given is not None:
             return self._next_given() == _sent(phase)
@@ -203,12 +206,13 @@ class Pipeline:
     def finished(self, timeout_seconds: float) -> list[Batch]:
         """Remove finished batches from the pipeline and return them, oldest first.
 
-        Wait for results up to the timeout. With the option `in_order`, return at most one batch,
-        and only if each batch sent before it was returned or waits for expected outputs. In a
-        replay, return at most one batch, and only if it is the next one in the journal.
+        Wait for results up to the timeout. With the option `in_order`, return at most one batch. It
+        is the oldest batch, apart from batches that wait for expected outputs. In a replay of a
+        recorded run, return at most one batch: the one that the recorded run returned next. The
+        list is empty if this batch is not finished.
 
         Raises:
-            TuningError: if a replay cannot continue in the order of its journal.
+            TuningError: if a replay cannot continue in the order of the recorded run.
         """
         self._forward()
         with timed(self._timings, "idle"):
@@ -245,7 +249,10 @@ class Pipeline:
         return None
 
     def _next_given(self) -> int | None:
-        """Return the next entry of the journal that is replayed; None at its end."""
+        """Return the next entry of the journal (order of batches) of the run to replay.
+
+        Return None at the end of the journal.
+        """
         assert self._given is not None
         done = len(self._journal)
         return self._given[done] if done < len(self._given) else None
@@ -257,7 +264,7 @@ class Pipeline:
     def _count_busy(self) -> None:
         """Record the time since the previous call as busy time of the runner.
 
-        Do nothing if the runner was idle: if it had no requests at the time of the previous call.
+        Do nothing if the runner had no requests at the previous call, because it was idle then.
         """
         if self._beside is None:
             return
@@ -371,10 +378,11 @@ class Pipeline:
             self._beside.add("run", 0.0, len(request.candidates))
 
     def _is_known(self, batch: Batch, result: Built) -> bool:
-        """Whether a candidate gets the measurement of an earlier candidate with the same code.
+        """Whether to reuse the measurement of an earlier candidate with the same code.
 
-        It does in screening, except in a replay. A replay uses the recorded measurement of each
-        candidate, because the duration of the builds decides which candidate is the earlier one.
+        Return True in screening if the earlier measurement exists. A replay of a recorded run never
+        reuses one: it has a recorded measurement for each candidate. Which of two candidates is the
+        earlier one depends on the duration of their builds, which differs between runs.
         """
         known = result.object_digest in batch.state.by_object
         return known and batch.phase is Phase.SCREEN and not self.repeats

@@ -44,7 +44,7 @@ LONG = 512
 
 @dataclass(frozen=True, slots=True)
 class SampledSizes:
-    """A combination of sizes, one for each open dimension of a model or workload.
+    """A combination of sizes, one for each dynamic dimension of a model or workload.
 
     `share` is the fraction of all runs that are assumed to have these sizes.
     """
@@ -62,7 +62,7 @@ def sample_sizes(
     combined with small and with large sizes of another, in an order that is always the same.
 
     Args:
-        dimensions: the open dimensions.
+        dimensions: the open (dynamic) dimensions.
         stated: the size hints of a user with their frequencies, by dimension name.
 
     Raises:
@@ -159,11 +159,13 @@ def points_within(
     *,
     stated: bool = False,
 ) -> tuple[tuple[SizePoint, ...], float]:
-    """Return the size points for one piece of a workload's range, and the factor of its time.
+    """Return the size points at which to measure one part of a workload's range, and a time factor.
 
-    If the times of all pieces are multiplied by their factors, their sum equals the weighted sum
-    over the sizes of the whole range. If no combination in `sampled` lies within the piece, the
-    result is () and 0 if a user stated the sizes; otherwise, sizes within the piece are selected.
+    The range of a workload's dynamic dimensions may be divided into pieces, which are tuned
+    separately. The sum of the pieces' times, each multiplied by its factor, equals the weighted sum
+    of times over the sizes of the whole range. If no combination in `sampled` lies within the
+    piece, there are two cases. If a user stated the sizes, the result is () and 0. Otherwise, sizes
+    within the piece are selected.
 
     Args:
         piece: a piece of the range of `whole`.
@@ -194,10 +196,11 @@ def _mean_cost(workload: Workload, points: Sequence[SizePoint]) -> float:
 def points_at(
     workload: Workload, distribution: SizeWeights, threads: int = 1
 ) -> tuple[SizePoint, ...]:
-    """Return the size points at which a stored measurement was made.
+    """Return the size points at which a workload was measured, from the stored measurement.
 
-    `distribution` is its `Measurement.distribution`. Return () if it is empty, or if it has sizes
-    that the workload cannot have. The attribute `share` of the points is not set.
+    `distribution` has the sizes and weights of the stored measurement (`Measurement.distribution`).
+    Return () if `distribution` is empty, or if it has sizes that the workload cannot have. The
+    attribute `share` of the points is not set.
     """
     points = []
     names = {dimension.name for dimension in workload.dimensions}
@@ -238,8 +241,8 @@ def _spread(dimension: Dimension) -> dict[int, float]:
 def _count(interval: Dimension) -> int:
     """Return how many sizes to select from an interval.
 
-    It is one for each doubling between the lower and the upper end, at least 1 and at most
-    DRAWN_OF_INTERVAL.
+    Select one size per doubling: log2(upper end / lower end), rounded up. Select at least 1 and at
+    most DRAWN_OF_INTERVAL.
     """
     doubled = math.log2((interval.high or 1) / max(interval.low, 1))
     return min(max(math.ceil(doubled), 1), DRAWN_OF_INTERVAL)
@@ -295,8 +298,8 @@ def _column(dimension: Dimension, stated: Mapping[int, float] | None, count: int
 def _shuffled(column: Sequence[int], place: int) -> list[int]:
     """Return the sizes in `column` in a fixed order that looks random.
 
-    The order follows multiples of the golden ratio modulo 1. It differs for each value of `place`,
-    the position of the dimension among those with shuffled sizes.
+    The order follows multiples of the golden ratio modulo 1. Each value of `place` gives another
+    order, so that the columns of several dimensions are shuffled differently.
     """
     count = len(column)
     golden = (math.sqrt(5) - 1) / 2

@@ -57,7 +57,7 @@ class RecordedRun:
 def options_to_json(options: TuneOptions) -> dict[str, Any]:
     """Convert the settings of a run to a JSON object.
 
-    The base model is compressed and base64-encoded.
+    The saved cost model from which the run starts (`base_model`) is compressed and base64-encoded.
     """
     packed = base64.b64encode(zlib.compress(options.base_model)).decode()
     device = options.device and options.device.to_json()

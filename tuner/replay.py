@@ -72,9 +72,9 @@ class RunAnswers:
 
     Args:
         trials: the trials of the run.
-        earlier: the trials stored before the run. The run may receive their results again: if an
-            earlier process was killed after it stored a batch's trials and before it acknowledged
-            the batch to the runner, the runner returned the batch's result a second time.
+        earlier: the trials stored before the run. The run may receive their results a second time.
+            This happens if an earlier process was killed after it stored the trials of a batch, but
+            before it acknowledged the batch to the runner.
     """
 
     def __init__(self, trials: Sequence[Trial], earlier: Sequence[Trial] = ()) -> None:
@@ -96,7 +96,7 @@ class RunAnswers:
 
 @dataclass(slots=True)
 class _Ready:
-    """A `Ticket` for a batch that is already built."""
+    """A handle for a batch of builds (`Ticket`), in which every candidate is already built."""
 
     built: list[Built]
 
@@ -231,7 +231,8 @@ def tune_from(
         bounds: a lower bound of each task's time on the machine, in seconds; None if unknown.
         journal: the order of batches of the recorded run; None to run without a fixed order.
         adopted: requests of an earlier process whose results the run awaits.
-        relatives: for some tasks, by record key, the record of another task of the same family.
+        relatives: for some tasks, by record key, the record of a related task, whose workload
+            differs only in numbers such as scales.
     """
     return tune(
         tasks,

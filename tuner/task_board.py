@@ -62,11 +62,12 @@ class TaskBoard:
         return self._by_key.get(key)
 
     def group(self) -> None:
-        """Select the task of each family that is searched; the others will use its result.
+        """Select one task of each family to search; the others will use the result of this task.
 
-        A finished task is preferred, then the task with the most successful trials, then the task
-        with the most occurrences in the model. Tasks with a relative's record from before the run
-        are left out, because they are not searched.
+        The workloads of a family differ only in numbers such as scales. A finished task is
+        preferred, then the task with the most successful trials, then the task with the most
+        occurrences in the model. Tasks that use a record of an earlier run are left out, because
+        they are not searched.
         """
         families: dict[Hashable, list[TaskState]] = {}
         for state in self._states:
@@ -102,7 +103,7 @@ class TaskBoard:
 
     @property
     def unfinished(self) -> int:
-        """Return the number of tasks that do not have their final record yet."""
+        """Return the number of tasks whose best schedule is not final yet."""
         return sum(not state.finished for state in self._states)
 
     @property
@@ -112,7 +113,10 @@ class TaskBoard:
 
     @property
     def measured(self) -> int:
-        """Return the number of schedules of all tasks with a result, from this job or others."""
+        """Return the total number of schedules with a measurement, over all tasks.
+
+        Measurements by other jobs count too. A failed measurement also counts.
+        """
         return sum(len(state.measured) for state in self._states)
 
     @property
@@ -142,10 +146,10 @@ class TaskBoard:
         return [sample for state in self._states for sample in state.samples()]
 
     def curves(self) -> dict[RecordKey, Curve] | None:
-        """Return the state of each searched task for forecasts, by record key.
+        """Return the data from which the gain of more trials is predicted, by record key.
 
-        Tasks whose trials all failed are left out. Return None if a task that will get more trials
-        has no time yet.
+        Tasks that are not searched, and tasks whose trials all failed, are left out. Return None if
+        a task that will get more trials has no time yet.
         """
         found = {}
         for state, curve in zip(self._states, self.scheduler.curves(), strict=True):
@@ -173,7 +177,10 @@ class TaskBoard:
 
 
 def _knowledge(state: TaskState) -> tuple[bool, int, int, int]:
-    """Return a sort key that is larger for tasks with more results (`TaskBoard.group`)."""
+    """Return a sort key that is larger for tasks with more results.
+
+    `TaskBoard.group` uses it to select a task of each family.
+    """
     working = sum(measured.ok for measured in state.measured.values())
     failed = len(state.measured) - working
     return state.finished, working, -failed, state.task.count

@@ -127,15 +127,15 @@ class _Kind:
     rate: float
 
     def scale_beside(self, own: float, known: int) -> float:
-        """Return the mean scale of all tasks of this kind except one.
+        """Return the mean scale of the other tasks of this kind, to predict one task's progress.
 
-        The scale measures how much a task can still improve (`_Kind.scales`). The mean includes
-        VOICES imaginary tasks with the scale UNKNOWN_SCALE, as a prior.
+        The scale of a task measures how much the task can still improve (`_Kind.scales`). The mean
+        includes VOICES imaginary tasks with the scale UNKNOWN_SCALE, as a prior.
 
         Args:
             own: the scale of the task to leave out.
-            known: number of time differences from which `own` was estimated; 0 if there were too
-                few trials, so that the task is not part of the sum `scales`.
+            known: 0 if the task had too few trials to estimate `own`; the task is then not part of
+                the sum `scales`.
         """
         others = (self.scales - own, self.count - 1) if known else (self.scales, self.count)
         return (others[0] + VOICES * UNKNOWN_SCALE) / (others[1] + VOICES)
@@ -194,9 +194,9 @@ class TaskScheduler(Generic[T]):
         return _gain(task.progress, batch_size, self._kinds())
 
     def curves(self) -> list[Curve | None]:
-        """Return the state of each task for forecasts; None for a task without a successful trial.
+        """Return the data from which the gain of more trials is predicted, for each task in order.
 
-        The order is that of the tasks.
+        The entry is None for a task without a successful trial.
         """
         kinds = self._kinds()
         return [_curve(task.progress, kinds) for task in self.tasks]

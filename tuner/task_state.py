@@ -141,8 +141,9 @@ class TaskState:
     def may_be_compared(self) -> bool:
         """Whether the comparison of the task's finalists can start.
 
-        If a relative is searched in place of this task, the relative's schedules are among the
-        finalists. Then the comparison must wait until the relative has a record, or cannot get one.
+        A relative (another task of the same family) may be searched in place of this task. Its
+        schedules are then among the finalists, so the comparison must wait for its result: until
+        the relative has a record, or cannot get one.
         """
         lead = self.lead
         if lead is None or lead.finished or lead.decided:
@@ -150,10 +151,11 @@ class TaskState:
         return bool(lead.measured) and not lead.finalists()
 
     def _inherited(self) -> list[Schedule]:
-        """Return the schedules of a relative that become finalists of this task.
+        """Return the schedules of a related task that become finalists of this task.
 
-        They are the schedule of the relative's record or, without a record, its fastest measured
-        schedules. Schedules outside this task's space are left out.
+        A relative is another task of the same family. Return the schedule of the relative's record.
+        Without a record, return the fastest measured schedules of the relative. Schedules outside
+        this task's space are left out.
         """
         if self.relative is not None:
             found = [self.relative.schedule]
@@ -192,7 +194,8 @@ class TaskState:
     def seconds_in_model(self) -> float:
         """Return how many seconds of one inference this task takes with the best known schedule.
 
-        The tasks of its family that are not searched are included. It is 0 if no time is known.
+        If other tasks use the result of this task (its family), their occurrences in the model
+        count too. The result is 0 if no time is known.
         """
         return (self.snapshot().best_seconds or 0.0) * (self.task.weight + self.others)
 
@@ -365,8 +368,8 @@ class TaskState:
         """Return the schedules to compare in the final phase, without duplicates.
 
         The first one is the incumbent: the schedule of the old record or, without a record, the
-        default schedule. The others are the default schedule, the best schedule of a relative, and
-        the fastest measured schedules.
+        default schedule. The others are the default schedule, the best schedule of a relative (a
+        task of the same family), and the fastest measured schedules.
         """
         chosen = []
         if self.incumbent is not None and self.incumbent.schedule in self.task.space:

@@ -1,4 +1,7 @@
-"""Tasks. A task is a workload in a mode, for which the tuner searches for the fastest schedule."""
+"""Tuning tasks. A task is a workload with a target, a number of threads and a numerics setting.
+
+The tuner searches for the fastest schedule of each task.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The database tables, one file per area.
 
 Times are seconds since the epoch (UTC); names ending in _seconds are durations. Keys and digests
-are SHA-256 in hex. Trials and claims name workloads and targets by key, without a foreign key. So a
-measurement can be saved before the workload or target with that key is uploaded.
+are SHA-256 in hex. Trials, and claims (statements about speed), name workloads and targets by key,
+without a foreign key. So a measurement can be saved before the workload or target with that key is
+uploaded.
 
 Import tables from this package, so that `Base.metadata` always has all of them.
 """

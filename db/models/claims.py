@@ -18,8 +18,9 @@ _RACE = "kind = 'race'"
 class ClaimRow(Base):
     """A statement about speed by a device, its evidence, and the state of its review.
 
-    Of the confirmed claims about a subject, the newest is served. The subject of a claim about a
-    schedule is its workload. The subject of a race is the digest of the programs that ran.
+    The subject of a statement about a schedule is the workload of this schedule. The subject of a
+    statement about a race is the digest of the programs that ran. Of the confirmed claims about a
+    subject, only the newest is served.
     """
 
     __tablename__ = "claims"
@@ -78,7 +79,10 @@ class ClaimRow(Base):
 
 
 class ClaimUseRow(Base):
-    """A use of a claim: the artifact of the job contains the claim's schedules."""
+    """A record that the result of a job (its compiled model) contains the schedules of a claim.
+
+    A claim is a statement about speed, such as that a schedule is the fastest for its workload.
+    """
 
     __tablename__ = "claim_uses"
 

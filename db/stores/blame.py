@@ -385,9 +385,9 @@ def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: 
 def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.ColumnElement[bool]:
     """Return the SQL condition that selects the leases whose failures count against a worker.
 
-    These are its own leases, and those that other workers with the same token held before the
-    worker registered. Until a result of the worker is accepted, later leases of the token count
-    too.
+    These leases are the worker's own leases and earlier leases of other workers with the same
+    token. Earlier leases are those that ended before the worker registered. Until a result of the
+    worker is accepted, later leases of the token count too.
     """
     own: sa.ColumnElement[bool] = leases.c.worker_id == worker.id
     if worker.owner is None or worker.quarantined_at is not None:

@@ -211,7 +211,7 @@ def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -
 
     Raises:
         StorageError: if the disk fails.
-        TooManyBytesError: if there are more than `max_bytes`.
+        TooManyBytesError: if the chunks together exceed `max_bytes`.
     """
     staging = Staging(folder, max_bytes)
     try:

@@ -93,7 +93,7 @@ class BlobStore:
 
         Raises:
             StorageError: if the bytes cannot be stored, or the database fails.
-            TooManyBytesError: if there are more than `max_bytes`.
+            TooManyBytesError: if the chunks together exceed `max_bytes`.
         """
         with self.staged(chunks, max_bytes) as staged:
             self.keep(staged)
@@ -109,7 +109,7 @@ class BlobStore:
 
         Raises:
             StorageError: if the bytes cannot be written.
-            TooManyBytesError: if there are more than `max_bytes`.
+            TooManyBytesError: if the chunks together exceed `max_bytes`.
         """
         return stage(self.place.staging, chunks, max_bytes)
 

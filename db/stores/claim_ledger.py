@@ -62,9 +62,10 @@ _shapes = table_of(WorkloadShapeRow)
 
 
 class ClaimLedger:
-    """Stores claims and their reviews, and selects the claims that are served to all jobs.
+    """Stores claims, which are statements about speed, and their reviews.
 
-    Repeating a call has no further effect, except for `add_race`.
+    The ledger also selects the claims that are served, that is, given to all jobs. Repeating a call
+    has no further effect, except for `add_race`.
     """
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
@@ -76,7 +77,8 @@ class ClaimLedger:
     def propose(self, record: TuningRecord, job_id: str) -> None:
         """Store a tuning record, measured for job `job_id`, as a provisional claim.
 
-        A record with the same id is not changed.
+        Other jobs use the record only after a second measurement has confirmed it. A record with
+        the same id is not changed.
 
         Raises:
             ValueError: if the record's measurement failed.
@@ -96,10 +98,11 @@ class ClaimLedger:
         verdict: Mapping[str, Any],
         worker: str | None = None,
     ) -> StoredRace:
-        """Store the verdict of a race that a job requested.
+        """Store the verdict of a race that a job requested, and return it.
 
-        If the service's own machine ran the race, the verdict is served at once. If a worker ran
-        it, the verdict is provisional.
+        A race times a model with tuned and with default schedules. The verdict states which
+        schedules won. If the service's own machine ran the race, all jobs may use the verdict at
+        once. If a worker ran it, the verdict is provisional: only this job may use it.
 
         Args:
             identity: the digest of the programs that ran.
@@ -132,8 +135,9 @@ class ClaimLedger:
     def race(self, identity: str, job_id: str = "") -> StoredRace | None:
         """Return the newest verdict that a job may use about a race of certain programs.
 
+        A race times a model with tuned and with default schedules; its verdict states which won.
         `identity` is the digest of the programs. A job may use confirmed verdicts, and provisional
-        ones that it requested itself. Return None without such a verdict.
+        verdicts that it requested itself. Return None without such a verdict.
         """
         believed: sa.ColumnElement[bool] = is_confirmed
         if job_id:
@@ -150,7 +154,7 @@ class ClaimLedger:
         return None if row is None else stored_race(row)
 
     def race_by_id(self, claim_id: str) -> StoredRace | None:
-        """Return the verdict of a race, given the id of its claim.
+        """Return the verdict of a race between tuned and default schedules, by the id of its claim.
 
         Return None if the claim was deleted because of its age.
         """
@@ -160,9 +164,10 @@ class ClaimLedger:
         return None if row is None else stored_race(row)
 
     def race_counts(self) -> dict[str, int]:
-        """Count races by the schedules that won: "tuned", "partly" or "default".
+        """Count races between tuned and default schedules of a model, by the schedules that won.
 
-        The counts are for metrics. A job that reuses another job's verdict counts as one more race.
+        The keys of the result are "tuned", "partly" (tuned for some tasks) and "default". The
+        counts are for metrics. A job that reuses another job's verdict counts as one more race.
         """
         served = claims.c.statement["served"].as_string()
         raced = sa.select(served.label("served")).where(is_race)
@@ -192,12 +197,14 @@ class ClaimLedger:
     def confirm(
         self, claim_id: str, review: Mapping[str, Any], worker: str, *, ours: bool = False
     ) -> bool:
-        """Record a second measurement that agrees with a claim.
+        """Record a second measurement that agrees with a claim (a statement about speed).
 
-        A provisional claim becomes confirmed and is served. If the claim was already served, its
-        attestation rises. A provisional claim is superseded instead if a newer claim about a faster
-        schedule, with at least the same attestation, is served. It is then served only if the newer
-        claim is disputed or withdrawn later.
+        A provisional claim becomes confirmed, and all jobs may use it. A claim that was already
+        confirmed gets a higher attestation: more workers or owners have measured it.
+
+        There is one exception. Another claim may be newer, about a faster schedule, at least as
+        well attested, and already served. Then the provisional claim is superseded. It is served
+        only if the newer claim is disputed or withdrawn later.
 
         Args:
             claim_id: the claim.
@@ -207,6 +214,7 @@ class ClaimLedger:
 
         Returns:
             False if the claim needs no more review, or this review does not raise its attestation.
+                Otherwise True.
         """
         with changing(self._engine) as connection:
             row = _locked(connection, claim_id)
@@ -233,12 +241,12 @@ class ClaimLedger:
         return True
 
     def dispute(self, claim_id: str, review: Mapping[str, Any], reason: str) -> bool:
-        """Record a second measurement that contradicts a claim.
+        """Record a second measurement that contradicts a claim (a statement about speed).
 
-        If the claim was served, the newest superseded claim about the same subject is served again
-        (`claim_withdrawal.restore`). All trials of the same record key that the claim's reporter or
-        its earlier reviewer measured are withdrawn too, so that later tuning runs do not take the
-        disputed time for the fastest.
+        If all jobs could use the claim, the newest claim that it had replaced is served again
+        (`claim_withdrawal.restore`). The claim's reporter and its earlier reviewer are no longer
+        trusted for its record key: all their trials of this key are withdrawn. Otherwise later
+        tuning runs would take the disputed time for the fastest.
 
         Args:
             claim_id: the claim.
@@ -246,7 +254,7 @@ class ClaimLedger:
             reason: how the measurements differ, as text for users.
 
         Returns:
-            False if the claim needs no more review.
+            False if the claim needs no more review. Otherwise True.
         """
         with changing(self._engine) as connection:
             row = _locked(connection, claim_id)
@@ -277,10 +285,11 @@ class ClaimLedger:
         but: Collection[str] = (),
         limit: int,
     ) -> Sequence[StoredRecord]:
-        """Return records whose attestation a measurement by one of `others` could raise.
+        """Return records that a measurement by one of `others` would make more trustworthy.
 
-        The newest come first. Served records qualify. A provisional record qualifies if its job has
-        ended and its key has no later record.
+        A record becomes more trustworthy if another worker, or another owner's worker, measures it.
+        The newest records come first. Served records qualify. A provisional record qualifies if its
+        job has ended and there is no later record of the same key.
 
         Args:
             target_key, codegen_version: the target and the code-generator version of the records.
@@ -299,12 +308,13 @@ class ClaimLedger:
         record_ids: Collection[str] = (),
         workers: Collection[str] = (),
     ) -> Withdrawn:
-        """Withdraw the records `record_ids`, and all claims that these workers reported.
+        """Withdraw the records `record_ids`, and all claims that the workers `workers` reported.
 
-        If a withdrawn claim was served, its newest predecessor is served again. The trials of the
-        workers and the trials of the named records are withdrawn too. Claims that only these
-        workers had confirmed become provisional. A race is withdrawn, and thus repeated, if its job
-        used a withdrawn record or measurements of these workers.
+        Return the effects. If a withdrawn claim was served, its newest predecessor is served again.
+        The trials of the workers and the trials of the named records are withdrawn too. Claims that
+        only these workers had confirmed become provisional. A verdict of a race is withdrawn, so
+        that the race is repeated, if its job used a withdrawn record or measurements of these
+        workers.
 
         Args:
             reason: the reason, as text for users.
@@ -329,10 +339,11 @@ class ClaimLedger:
             yield
 
     def adopt(self, new: Sequence[Foreign]) -> Sequence[ReviewState | None]:
-        """Store records from other services, and serve each unless a faster one is served.
+        """Store tuning records from other services.
 
-        Return the review state of each record, in order; None for a record that was already stored,
-        which does not change.
+        Each record is served to all jobs, unless a faster record of the same key is already served.
+        Return the review state of each record, in order. The entry is None for a record that was
+        already stored, which does not change.
         """
         with changing(self._engine) as connection:
             return adopt(connection, new, self._clock())
@@ -357,10 +368,10 @@ class ClaimLedger:
     # jobs that are built on claims
 
     def use(self, claim_ids: Collection[str], job_id: str) -> bool:
-        """Record that a job's artifact contains the schedules of these claims.
+        """Record that a job's result (its compiled model) contains the schedules of these claims.
 
-        Return False, and record nothing, if one of them was disputed or withdrawn after the job
-        read it. The job must then look up the served claims again.
+        Return False, and record nothing, if a claim was disputed or withdrawn after the job read
+        it. The job must then look up the served claims again. Otherwise return True.
         """
         names = sorted(set(claim_ids))
         gone_states = [ReviewState.WITHDRAWN.value, ReviewState.DISPUTED.value]
@@ -376,14 +387,17 @@ class ClaimLedger:
         return True
 
     def leave(self, claim_ids: Collection[str], job_id: str) -> None:
-        """Revert `use`: record that a job's artifact does not contain these claims' schedules."""
+        """Revert `use`: record that the compiled model of a job does not contain these schedules.
+
+        The schedules are those of the claims `claim_ids`.
+        """
         with changing(self._engine) as connection:
             for some in chunks(sorted(set(claim_ids))):
                 chosen = _uses.c.claim_id.in_(some) & (_uses.c.job_id == job_id)
                 connection.execute(sa.delete(_uses).where(chosen))
 
     def uses(self, claim_id: str) -> Sequence[str]:
-        """Return the ids of the jobs whose artifacts contain the schedule of a claim."""
+        """Return the ids of the jobs whose compiled models contain the schedule of a claim."""
         query = sa.select(_uses.c.job_id).where(_uses.c.claim_id == claim_id)
         with reading(self._engine) as connection:
             return sorted(connection.execute(query).scalars())
@@ -391,9 +405,9 @@ class ClaimLedger:
     # look-ups
 
     def served(self, keys: Sequence[RecordKey]) -> dict[RecordKey, StoredRecord]:
-        """Return the served record of each key, with its review.
+        """Return the tuning record that the service gives to all jobs for each key.
 
-        Keys without a served record are left out.
+        The records include their reviews (second measurements). Keys without a record are left out.
         """
         found: dict[RecordKey, StoredRecord] = {}
         with reading(self._engine) as connection:
@@ -456,10 +470,11 @@ class ClaimLedger:
 
 
 class JobRecords:
-    """The record store of a job that tunes on a worker's device.
+    """The records and trials of a job that tunes on a worker's device, as the tuner sees them.
 
-    It reads the served records and the trials of all jobs. The records that it stores are
-    provisional.
+    The tuner reads the records that are served to all jobs, and the trials of all jobs. The records
+    that it stores are provisional: only this job uses them until a second measurement confirms
+    them.
     """
 
     def __init__(self, served: SqlRecordStore, ledger: ClaimLedger, job_id: str) -> None:
@@ -468,7 +483,7 @@ class JobRecords:
         self._job_id = job_id
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
-        """Return the served record of a record key, or None."""
+        """Return the record that is served to all jobs for a record key, or None."""
         return self._served.best_record(key)
 
     def add_record(self, record: TuningRecord) -> None:
@@ -502,7 +517,8 @@ def _beaten(connection: sa.Connection, row: sa.Row[Any], attestation: Attestatio
     """Whether the schedule of a provisional claim is slower than a newer schedule that is served.
 
     The schedules are compared only if they have the same record key, code-generator version and
-    sizes. The served claim must also have at least the attestation `attestation`.
+    sizes. The served claim must also be attested (measured by several workers or owners) at least
+    as well as `attestation`.
 
     Args:
         connection: the connection to the database.

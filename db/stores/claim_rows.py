@@ -87,7 +87,7 @@ class StoredRecord(StoredClaim):
 
 @dataclass(frozen=True, slots=True)
 class StoredRace(StoredClaim):
-    """The claim that certain schedules of a model win a race.
+    """The claim that certain schedules of a model win a race, a timed comparison with others.
 
     Attributes:
         identity: the digest of the programs that ran.
@@ -195,6 +195,8 @@ def race_values(
     reporter: ClaimReporter | None,
 ) -> dict[str, Any]:
     """Return the columns of the row for a new claim about a race.
+
+    A race times a model with tuned and with default schedules. The claim states which won.
 
     Args:
         identity: the digest of the programs that ran.

@@ -33,14 +33,14 @@ _uses = table_of(ClaimUseRow)
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """The effects of a withdrawal.
+    """The effects of withdrawing claims, which are statements about speed.
 
     Attributes:
         records: the withdrawn claims about schedules.
         restored: ids of the claims that are served again in place of withdrawn ones.
         races: number of withdrawn verdicts of races.
         trials: number of withdrawn trials.
-        jobs: ids of the jobs whose artifact used a withdrawn record, or for which the workers
+        jobs: ids of the jobs whose compiled model used a withdrawn record, or for which the workers
             measured.
         named: the complete ids of the records that were given by id or prefix.
     """
@@ -59,9 +59,10 @@ def withdraw(
     record_ids: Collection[str],
     workers: Collection[str],
 ) -> Withdrawn:
-    """Withdraw claims, within a transaction of `claim_rows.changing`.
+    """Withdraw claims, in a transaction that `claim_rows.changing` opened. Return the effects.
 
-    See `ClaimLedger.withdraw`."""
+    The effects, and the parameters, are those of `ClaimLedger.withdraw`.
+    """
     rows, named = _chosen(connection, record_ids, workers)
     trials, jobs = _withdraw_trials(connection, [row.trial_id for row in rows], workers)
     jobs |= _jobs_built_on(connection, [row.id for row in rows if _is_schedule(row)])
@@ -85,10 +86,11 @@ def withdraw(
 
 
 def restore(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> tuple[str, ...]:
-    """For each subject that lost its served claim, serve its newest superseded claim again.
+    """Serve earlier claims again in place of claims that were withdrawn or disputed.
 
-    Superseded claims that were measured only once are skipped. Return the ids of the claims that
-    are served again.
+    For each subject (such as a workload) without a served claim, the newest superseded claim is
+    served. Superseded claims that were measured only once are skipped. Return the ids of the claims
+    that are served again.
 
     Args:
         connection: in a transaction of `claim_rows.changing`.
@@ -141,7 +143,10 @@ def _chosen(
 
 
 def _races_of(connection: sa.Connection, jobs: Collection[str]) -> list[sa.Row[Any]]:
-    """Lock and return the races that these jobs requested."""
+    """Lock and return the rows of the races that these jobs requested.
+
+    A race times a model with tuned and with default schedules.
+    """
     found: list[sa.Row[Any]] = []
     for some in chunks(sorted(jobs)):
         query = sa.select(claims).where(is_race, claims.c.job_id.in_(some))

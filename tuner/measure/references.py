@@ -161,7 +161,8 @@ class ReferenceCache:
     def close(self) -> None:
         """End all running and queued computations, and free the cached outputs.
 
-        Callers that wait for an output, and all later callers, get the NoReference `ENDED`.
+        Callers that wait for an output, and all later callers, get the error value `ENDED`: a
+        NoReference which says that the job has ended.
         """
         with self._lock:
             self._closed = True
@@ -172,28 +173,37 @@ class ReferenceCache:
     def prepare(
         self, workload: Workload, phase: Phase, points: Sequence[SizePoint] = ITSELF
     ) -> Prepared:
-        """Start to compute the expected outputs with which candidates are checked in a phase.
+        """Start to compute the expected outputs with which candidates of a workload are checked.
 
-        In screening, there is one set of random inputs for each size point. In other phases, two
-        more sets are added, with the sizes of the middle point; they have other seeds and
-        distributions (DRAWS). Candidates are timed only on the first set of each point.
+        Return a handle from which the outputs can be read when they are computed.
+
+        Args:
+            workload: the computation that the candidates implement.
+            phase: the tuning phase. In screening, candidates are checked on one set of random
+                inputs for each size point. In other phases, two more sets are added, with the sizes
+                of the middle point. They have other seeds and distributions (DRAWS). Candidates are
+                timed only on the first set of each point.
+            points: the size points: combinations of sizes of the workload's dynamic dimensions. The
+                default is a single point, for a workload with fixed sizes.
         """
         asked = tuple(_asked(phase, points))
         made = tuple(self.begin(_at(workload, point), draw) for point, draw in asked)
         return Prepared(asked, made)
 
     def get(self, workload: Workload, draw: int = 0) -> ExpectedOutput | NoReference:
-        """Compute the expected output of a workload, unless it is cached, and return it.
+        """Return the expected output of a workload; compute it unless it is cached.
 
-        `draw` selects one of several sets of random inputs; DRAWS has their distributions.
+        Return a NoReference with the reason if the output cannot be computed. `draw` selects one of
+        several sets of random inputs; DRAWS has their distributions.
         """
         return _outcome(self.begin(workload, draw))
 
     def begin(self, workload: Workload, draw: int) -> Future[ExpectedOutput | NoReference]:
-        """Return a future for an expected output.
+        """Return a future for the expected output of a workload.
 
-        Start to compute the output unless it is cached or is already being computed. `draw` selects
-        one of several sets of random inputs; DRAWS has their distributions.
+        Start to compute the output unless it is cached or is already being computed. If it cannot
+        be computed, the future gives a NoReference with the reason. `draw` selects one of several
+        sets of random inputs; DRAWS has their distributions.
         """
         identity = workload.key, draw
         with self._lock:
@@ -217,9 +227,10 @@ class ReferenceCache:
     def _make(
         self, child: BoundedChild, workload: Workload, draw: int
     ) -> ExpectedOutput | NoReference:
-        """Compute an expected output in a child process, and wait for it; a failure is not cached.
+        """Compute an expected output in the process `child`, and wait until it is computed.
 
-        Each child process has a thread that waits for it, which calls this method.
+        Return a NoReference with the reason if this fails; a failure is not cached. The method runs
+        in a thread of its own for each child process. `draw` is an index in DRAWS.
         """
         made: ExpectedOutput | str = "cannot be computed"
         try:
@@ -255,7 +266,7 @@ class ReferenceCache:
 
 
 class _Lane:
-    """A child process that computes references, and the thread that waits for its results."""
+    """A child process that computes expected outputs, and a thread that waits for them."""
 
     def __init__(self, each: ReferenceLimit) -> None:
         self.child = BoundedChild(Limits(each.bytes, each.seconds))
@@ -270,8 +281,8 @@ class _Lane:
 def computed(text: str, draw: int) -> ExpectedOutput:
     """Compute the expected output of a workload; called in the child process.
 
-    `text` is the workload's text (`Workload.text`). `draw` selects one of several sets of random
-    inputs; DRAWS has their distributions.
+    `text` is the workload in its serialised form (`Workload.text`). `draw` selects one of several
+    sets of random inputs; DRAWS has their distributions.
     """
     return make_reference(Workload.parse(text), draw)
 
@@ -294,7 +305,11 @@ def _at(workload: Workload, point: SizePoint) -> Workload:
 
 
 def _asked(phase: Phase, points: Sequence[SizePoint]) -> list[tuple[SizePoint, int]]:
-    """Return the sets of random inputs for a phase, each as a size point and an index in DRAWS."""
+    """Return the sets of random inputs on which candidates are checked in a phase of tuning.
+
+    Each set is a pair: a size point (sizes of the dynamic dimensions) and an index in DRAWS, which
+    has the distributions.
+    """
     first = [(point, 0) for point in points]
     if phase is Phase.SCREEN:
         return first

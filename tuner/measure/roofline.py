@@ -189,7 +189,8 @@ def dot_peak_ir(target: Target, name: str) -> str:
     """Return LLVM IR of `peak_NAME`, which measures the peak rate of a dot-product instruction.
 
     The function has the signature of `peak` (`peak_ir`). `name` is the operand type, a key of
-    `dots(target)`. The attribute `DotPeak.groups` describes the work of one round.
+    `dots(target)`. The argument `rounds` of `peak_NAME` counts rounds of work, as `DotPeak.groups`
+    describes.
     """
     found, lanes = dots(target)[name], target.lanes(DType.FLOAT32)
     if found.in_tiles and target.tiles is not None:
@@ -234,11 +235,18 @@ def _tile_peak_ir(symbol: str, tiles: TileRegisters, found: DotPeak) -> str:
 
 
 def _peak_ir(symbol: str, sums: str, factors: str, function: str, step: int = 1) -> str:
-    """Return LLVM IR of a function `symbol` that measures the peak rate of one instruction.
+    """Return LLVM IR of a function that measures the peak rate of one instruction.
 
-    It is a loop that applies the intrinsic `function` to CHAINS independent sums and two factors.
-    `sums` and `factors` are their vector types. One iteration of the loop counts as `step` rounds
-    of the function's argument `rounds`.
+    The function is a loop that executes the instruction CHAINS times per iteration: once for each
+    of CHAINS independent sums, always with the same two factors.
+
+    Args:
+        symbol: the name of the function.
+        sums: the LLVM vector type of the sums.
+        factors: the LLVM vector type of the factors.
+        function: the name of the instruction's LLVM intrinsic.
+        step: the number by which one iteration increases the loop counter. The loop ends when the
+            counter reaches the function's argument `rounds`.
     """
     chains = range(CHAINS)
     phis = [f"  %s{i} = phi {sums} [ %start, %entry ], [ %n{i}, %loop ]" for i in chains]
@@ -319,7 +327,11 @@ def read_ir(target: Target) -> str:
 
 
 def peak_flops(target: Target, samples: int = PEAK_SAMPLES, rounds: int = PEAK_ROUNDS) -> float:
-    """Measure the float32 operations per second of one core of this machine."""
+    """Measure the peak float32 operations per second of one core of this machine.
+
+    The result is the maximum over `samples` runs. Each run executes the measuring loop `rounds`
+    times.
+    """
     with loaded_probes(target) as probes:
         return probes.peak_flops(samples, rounds)
 
@@ -333,7 +345,8 @@ def _vector(dtype: DType, lanes: int) -> str:
 def _sum(vector: str, terms: int, add: str = "fadd") -> list[str]:
     """Return LLVM instructions that sum `terms` vectors, %n0, %n1 and so on.
 
-    The name of the sum is `%t` followed by `terms - 1`, such as `%t3` for four vectors.
+    The name of the sum is `%t` followed by `terms - 1`, such as `%t3` for four vectors. `vector` is
+    the LLVM type of the vectors, and `add` is the instruction: `fadd`, or `add` for integers.
     """
     first = [f"  %t1 = {add} {vector} %n0, %n1"]
     return first + [f"  %t{i} = {add} {vector} %t{i - 1}, %n{i}" for i in range(2, terms)]
@@ -341,7 +354,10 @@ def _sum(vector: str, terms: int, add: str = "fadd") -> list[str]:
 
 @contextmanager
 def loaded_probes(target: Target) -> Iterator[Probes]:
-    """Compile the probe functions for a target, and load them into this process until exit."""
+    """Open a context with the functions that measure a target's peak rates, compiled and loaded.
+
+    They are unloaded from this process at the end of the context.
+    """
     library = backend_of(target).load(_objects(target))
     try:
         narrow = {name: library.address(f"peak_{name}") for name in dots(target)}

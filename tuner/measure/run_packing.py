@@ -1,8 +1,8 @@
-"""Conversion of programs in this process to a run request and blobs for a device.
+"""Conversion of compiled programs to a request that runs them on a device, and its binary files.
 
-The block of weights is divided into blobs at the offsets to which the program refers. So two
-variants of a model that pack a weight identically share its blob, even if their blocks have the
-weight at different offsets.
+The weights of a program form one block of memory. It is divided into files (blobs) at the offsets
+to which the program refers. So two variants of a model that pack a weight identically share its
+blob, even if their blocks have the weight at different offsets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The interface of runners, which measure batches of candidates, locally or over a network.
 
-A runner accepts many requests and returns results in the order in which they finish. It stores each
-result until the tuning loop has stored the trials and calls `acknowledge`. If the tuner's process
-is killed before that, its next process calls `resume` and gets the result again.
+A runner accepts many requests and returns results in the order in which they finish. It keeps each
+result until the tuning loop calls `acknowledge`, after it has stored the measurements. If the
+tuner's process is killed before this call, a new process calls `resume` and gets the result again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Selection of the finalist that becomes a task's record."""
+"""Selection of a tuning task's best schedule, by the final comparison of the fastest ones."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from tilewright.tuner.protocol.measurement import Trial
 
 
 def winner_of(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial that becomes the record, given the trials of a task's finalists.
+    """Return the trial that becomes the record, the best known schedule of a tuning task.
 
-    This is the fastest of the challengers with the outcome FASTER. If there are none, it is the
-    incumbent, the first trial without a comparison. Trials that failed or lack a certificate are
-    ignored. Return None if no trial qualifies.
+    `trials` are the measurements of the final comparison. In it, each challenger is timed
+    alternately with the incumbent, the best schedule so far. The winner is the fastest challenger
+    that was significantly faster than the incumbent. If there is none, the incumbent wins: the
+    first trial without a comparison. Trials are ignored if they failed, or if their output was not
+    checked on enough inputs. Return None if no trial remains.
     """
     sound = [t for t in trials if t.measurement.certified and t.measurement.run_seconds is not None]
     faster = [

@@ -126,12 +126,12 @@ class Candidate(JsonValue):
     """One kernel of a batch, to be checked and timed.
 
     Attributes:
-        trial_id: the id of the trial that it will become.
-        schedule: its schedule as JSON.
+        trial_id: the id under which the measurement of the candidate will be stored.
+        schedule: the schedule of the kernel as JSON.
         schedule_digest: digest of the schedule.
-        spec: the kernel's `KernelSpec` as JSON.
-        object_digest: digest of its code.
-        build_seconds: the time of its build.
+        spec: the interface of the kernel, such as its arguments (`KernelSpec`), as JSON.
+        object_digest: digest of the compiled code.
+        build_seconds: the time that the build took.
         origin: the source of the candidate, such as a search strategy; devices ignore it.
     """
 
@@ -151,7 +151,7 @@ class Case(JsonValue):
     Attributes:
         inputs: the random inputs.
         reference_digest: digest of the .npy file with the expected output (in row-major order).
-        sizes: sizes of the workload's open dimensions, by name.
+        sizes: sizes of the workload's dynamic dimensions, by name.
         weight: factor by which the time for this case contributes to a candidate's time; 0 if
             candidates are only checked, not timed.
         least_seconds: lower bound of the time on any machine; a shorter time is implausible.
@@ -168,11 +168,11 @@ class Case(JsonValue):
 class MeasureRequest(JsonValue):
     """A request to check and time one batch of candidates of one workload.
 
-    It contains all data that are needed to convert the result to trials, so that a restarted tuner
-    needs no other data of the process that sent it.
+    If the tuner is restarted, the request and its result suffice to store the measurements. No data
+    of the earlier process are needed.
 
     Attributes:
-        key: the record key of the candidates.
+        key: the workload, target, threads and numerics of the candidates (`RecordKey`).
         library_digest: digest of the shared library with all candidates.
         cases: the inputs on which every candidate is checked. Candidates are timed on the cases
             with a positive weight, or if there are none, on the first case.
@@ -181,8 +181,8 @@ class MeasureRequest(JsonValue):
         incumbent: trial id of the candidate with which each of the others is timed alternately;
             empty in screening.
         repeat: the settings for repeated timing.
-        plain: digests of a plan and of input arrays, for a device without NumPy
-            (`tuner.measure.plain_form`); empty for other devices.
+        plain: for a device without NumPy, digests of the input arrays, and of a plan that says how
+            to fill buffers from them (`tuner.measure.plain_form`); empty for other devices.
         protocol: the version of the message format.
     """
 
@@ -287,7 +287,8 @@ class MeasureResult(JsonValue):
     def by(self, worker_id: str) -> Self:
         """Return a copy of the result that states `worker_id` as the worker.
 
-        The service uses the authenticated id, because a worker may have written any other one.
+        The service uses the authenticated id, because a faulty worker may have written the id of
+        another worker.
         """
         named = tuple((name, replace(m, worker=worker_id)) for name, m in self.measurements)
         return replace(self, measurements=named, worker=worker_id)

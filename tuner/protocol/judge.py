@@ -112,10 +112,12 @@ def most_result_bytes(request: Request) -> int:
 
 
 def check_result(request: Request, result: WorkResult) -> None:
-    """Check that a result is plausible for a request, of either kind.
+    """Check that a result is plausible for its request.
+
+    The request is for a batch of candidates (`check_measured`) or for whole programs (`check_run`).
 
     Raises:
-        ImplausibleError: if it is not.
+        ImplausibleError: if the result is implausible, or is for the other kind of request.
     """
     if isinstance(request, MeasureRequest) and isinstance(result, MeasureResult):
         check_measured(request, result)
@@ -180,10 +182,14 @@ def _check_candidate(
 
 
 def _check_at_sizes(request: MeasureRequest, found: Measurement, place: str) -> None:
-    """Check a measurement's times at each of the request's sizes.
+    """Check the times of a measurement that was made at several sizes of a workload's dimensions.
 
-    For each sample, the weighted sum of its times at all sizes must be the sample's total time.
-    `place` is the path of the field in the result, for the error message.
+    The sizes must be those of the request. For each sample, the weighted sum of the times at all
+    sizes must equal the sample's total time. `place` is the path of the field in the result, for
+    the error message.
+
+    Raises:
+        ImplausibleError: if a check fails.
     """
     asked = tuple((case.sizes, case.weight) for case in request.timed)
     _require(found.distribution == asked, place, "are not the request's")

@@ -1,8 +1,9 @@
-"""Measurements, and the trials and records that are stored from them.
+"""Results of measurements, and the data that are stored from them.
 
-If a candidate does not build, crashes or computes a wrong output, its `Measurement` has the status
-of the failure and an error message. Devices use this module, so it imports only the standard
-library and modules that need no more.
+A `Trial` is one measured candidate. A `TuningRecord` is the best known schedule of a workload. If a
+candidate does not build, crashes or computes a wrong output, its `Measurement` has the status of
+the failure and an error message. Devices use this module, so it imports only the standard library
+and modules that import no other packages either.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Status(StrEnum):
     def says_something_of_the_candidate(self) -> bool:
         """Whether the candidate alone caused the outcome, so that a repetition would not change it.
 
-        False if the cause may be another one, for example if the worker was lost.
+        False if something else may be the cause: for example, if the worker was lost.
         """
         return self not in (Status.NO_REFERENCE, Status.WORKER_LOST, Status.CANCELLED)
 
@@ -70,7 +71,7 @@ class Phase(StrEnum):
     """The purpose of a measurement.
 
     Screening finds good candidates with few samples. The final phase compares the best of them with
-    the incumbent. A confirmation measures a record a second time.
+    the incumbent (the best schedule so far). A confirmation measures the winner a second time.
     """
 
     SCREEN = "screen"
@@ -80,7 +81,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordKey(JsonValue):
-    """The key under which a record is stored.
+    """The key under which a record, the best known schedule of a workload, is stored.
 
     Attributes:
         workload_key: a hash of the workload.
@@ -155,14 +156,15 @@ class Measurement(JsonValue):
 
     Attributes:
         samples_seconds: the time of one run of the kernel in seconds, for each sample. It is CPU
-            time with one thread, and wall time with several threads. With open sizes, it is the
-            weighted sum of the times in `at_sizes`.
-        at_sizes: with open sizes, the times at each size point.
+            time with one thread, and wall time with several threads. For a workload with dynamic
+            sizes, it is the weighted sum of the times in `at_sizes`.
+        at_sizes: for a workload with dynamic sizes, the times at each measured combination of
+            sizes.
         comparison: the comparison with the incumbent, for finalists other than the incumbent.
         speed: the slowest reading of the device's speed before and after the batch.
         checks: number of sets of random inputs on which the output was checked.
         seeds: the seeds of these inputs.
-        max_error: the largest error relative to the largest expected output; at most `tolerance`.
+        max_error: the largest error relative to the largest expected output.
         reference_digest: digest of the expected output for the first set.
         object_digest: digest of the checked code.
         measure_seconds: wall time from the candidate's check to its last sample, including samples
@@ -205,8 +207,8 @@ class Measurement(JsonValue):
     def run_seconds(self) -> float | None:
         """Return the time in seconds by which candidates are ranked; None for a failure.
 
-        It is the fastest sample. With open sizes, it is the weighted sum of the fastest sample at
-        each size, so that a disturbance at one size does not affect the others.
+        It is the fastest sample. For a workload with dynamic sizes, it is the weighted sum of the
+        fastest sample at each size, so that a disturbance at one size does not affect the others.
         """
         if not (self.ok and self.samples_seconds):
             return None
@@ -226,8 +228,8 @@ class Measurement(JsonValue):
     def certified(self) -> bool:
         """Whether the output was correct on CERTIFICATE_CHECKS sets of random inputs.
 
-        Only then can the candidate become a record. With open sizes, the first set counts once for
-        each size point.
+        Only such a candidate can become the stored best schedule of its workload. For a workload
+        with dynamic sizes, the first set is checked at each measured size, and counts once.
         """
         return self.ok and self.checks >= CERTIFICATE_CHECKS - 1 + max(1, len(self.at_sizes))
 
@@ -271,7 +273,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TuningRecord:
-    """The best known schedule for a record key, with its measurement and certificate."""
+    """The best known schedule of a workload on a target, with its measurement.
+
+    The measurement includes the certificate: the evidence that the output is correct.
+    """
 
     key: RecordKey
     schedule: Schedule
@@ -293,9 +298,10 @@ class TuningRecord:
         return seconds
 
     def holds(self, codegen_version: str) -> bool:
-        """Whether the record has a certificate and the given version of code generation.
+        """Whether the record can be used by the given version of code generation.
 
-        A record of another version is not used, because the same schedule may give other code.
+        The record must be of the same version, because the same schedule may give other code in
+        another version. Its output must have been checked (`Measurement.certified`).
         """
         return self.codegen_version == codegen_version and self.measurement.certified
 

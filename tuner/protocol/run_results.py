@@ -127,7 +127,8 @@ class RunResult(JsonValue):
     def by(self, worker_id: str) -> Self:
         """Return a copy of the result that states `worker_id` as the worker.
 
-        The service uses the authenticated id, because a worker may have written any other one.
+        The service uses the authenticated id, because a faulty worker may have written the id of
+        another worker.
         """
         return replace(self, worker=worker_id)
 

@@ -198,8 +198,8 @@ class RunRequest(JsonValue):
         memory_bytes: the largest amount of memory that the run needs, without the memory of the
             process itself.
         limit_seconds: wall-time limit for one step: loading a program, or one execution of it.
-        plain: digests of a plan and of input arrays, for a device without NumPy
-            (`tuner.measure.plain_form`); empty for other devices.
+        plain: for a device without NumPy, digests of the input arrays, and of a plan that says how
+            to fill buffers from them (`tuner.measure.plain_form`); empty for other devices.
         protocol: the version of the message format.
     """
 

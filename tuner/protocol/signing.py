@@ -1,9 +1,10 @@
-"""Verification of signed leases: the bytes that are signed, and Ed25519 (RFC 8032, section 5.1.7).
+"""Verification of Ed25519 signatures of work sent to devices (RFC 8032, section 5.1.7).
 
-The verifier uses only Python's standard library, because a device may have no cryptographic
-library. The running time depends on the arguments, but reveals no secret, because public keys,
-messages and signatures are public. The service uses a cryptographic library to sign leases
-(`service.signing`).
+The service signs each lease: a measurement request that it gives to a worker for a limited time.
+This module defines the bytes that are signed, and verifies signatures. It uses only Python's
+standard library, because a device may have no cryptographic library. The running time depends on
+the arguments, but reveals no secret, because public keys, messages and signatures are public. The
+service uses a cryptographic library to sign leases (`service.signing`).
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ _ZERO: _Point = (0, 1, 1, 0)
 
 
 def signed_lease(request_id: str, payload: Mapping[str, Any]) -> bytes:
-    """Return the bytes that the service signs for a lease, from its request id and its payload.
+    """Return the bytes that the service signs when it gives a worker a request (a lease).
 
-    The payload is encoded as canonical JSON, so that the result does not depend on its formatting.
+    `payload` is the request. It is encoded as canonical JSON, so that its formatting does not
+    affect the bytes.
     """
     text = json.dumps(payload, sort_keys=True, separators=(",", ":"))
     return f"tilewright lease 1\n{request_id}\n{text}".encode()

@@ -115,13 +115,15 @@ class Bayesian:
     def _beforehand(
         self, estimates: Mapping[Schedule, float], measured: Mapping[Schedule, float]
     ) -> tuple[dict[str, float], list[Opinion]]:
-        """Return the prior mean of log seconds for each algorithm, and the predictors of the
-        differences between schedules of one algorithm.
+        """Return the prior for the times of schedules: a mean per algorithm, and predictors.
 
-        The predictors are the estimates and the distance from the default schedule. If the option
-        `estimates` is off, because the device differs from its target, the estimates have no weight
-        until measurements agree with them, and the distance is not used, because the default is
-        chosen for the target, too. So the first candidates are spread over the space.
+        The means are in log seconds. The predictors predict the differences between schedules of
+        one algorithm. They are the estimates and the distance from the default schedule.
+
+        The option `estimates` is off if the device differs from the target of the estimates. Then
+        the estimates have no weight until measurements agree with them. The distance is not used,
+        because the default schedule is also chosen for the target. So the first candidates are
+        spread over the space.
 
         Args:
             estimates: estimated log seconds by schedule.
@@ -154,9 +156,9 @@ def _beside_rules(levels: Mapping[str, float], home: str) -> dict[str, float]:
     """Return the expected log seconds of each algorithm, given the estimated ones (`levels`).
 
     For `home`, the algorithm of the default schedule, the estimate is used unchanged. For another
-    algorithm, the estimated difference from `home` is multiplied by LEVEL_SHARE, and
-    OTHER_ALGORITHM is added, because the rules that choose the default did not choose this
-    algorithm.
+    algorithm, the estimated difference from `home` is multiplied by LEVEL_SHARE, because real
+    differences are smaller than estimated ones. Then OTHER_ALGORITHM is added as a penalty, because
+    the rules that choose the default schedule did not choose this algorithm.
     """
     if home not in levels:
         return dict(levels)

@@ -30,11 +30,12 @@ FORGETTING = 0.95
 class _Member:
     """A strategy with the counts of its successes and failures.
 
+    Both counts start from prior values, not from 0. Each new result of any strategy multiplies them
+    by FORGETTING, so that older suggestions count less.
+
     Attributes:
-        improved: number of its suggestions that improved on the best time. Each later result
-            reduces the weight of a suggestion in this number.
-        failed: number of its other suggestions, counted in the same way. Both numbers start from
-            prior values, not from 0.
+        improved: number of suggestions of the strategy that improved on the best time.
+        failed: number of its suggestions that did not.
     """
 
     search: SearchStrategy

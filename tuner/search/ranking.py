@@ -74,11 +74,14 @@ class Ranking:
     ) -> dict[Schedule, float]:
         """Convert the cost model's scores to predictions of log seconds, by schedule.
 
-        The predictions are relative to the mean of the pool. Their standard deviation is scaled to
-        that of the pool's estimates, or to DEVIATION if estimates are off. The result also has the
-        schedules in `measured`, with the last prediction before their measurement: a model fits the
-        measurements on which it was trained, so only earlier predictions show its quality. Return
-        an empty dict if the model is not trained.
+        The predictions are relative to the mean of the pool. They are scaled so that their standard
+        deviation equals that of the pool's estimates. If the search does not use estimates
+        (`SearchContext.estimates`), it equals DEVIATION. Return an empty dict if the model is not
+        trained.
+
+        The result also has the schedules in `measured`, with the last prediction before their
+        measurement. A later prediction would not show the model's quality, because the model was
+        trained on these measurements.
 
         Args:
             pool: the schedules to predict.
@@ -101,10 +104,10 @@ class Ranking:
         }
 
     def scores(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Return a score for each schedule that can be lowered.
+        """Return a score for each schedule that can be lowered to a loop nest.
 
-        It is the cost model's score. While the model is untrained, it is the negative logarithm of
-        the estimated seconds, or 0 if estimates are off.
+        The score comes from the cost model. While the model is untrained, it is the negative
+        logarithm of the estimated seconds. If the search does not use estimates, it is then 0.
         """
         if not self._context.model.trained:
             believed = float(self._context.estimates)  # if estimates are off, all scores are equal
@@ -122,9 +125,10 @@ class Ranking:
         return sorted(ranked, key=lambda schedule: -scores[schedule])
 
     def most(self, count: int) -> int:
-        """Return how many candidates to rank in this run where `count` is the usual number.
+        """Return how many candidates to rank in this run.
 
-        With a small budget, the number is smaller (`tuner.limits.search_effort`).
+        The number is `count` in a run with a large time budget. It is smaller with a small budget,
+        because ranking takes time (`tuner.limits.search_effort`).
         """
         return max(1, round(count * self._context.features.effort))
 
