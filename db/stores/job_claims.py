@@ -48,9 +48,10 @@ _jobs = jobs_table
 
 
 class JobClaims:
-    """The operations of tuners on the job queue. Every write requires a valid claim.
+    """The operations of tuners on the job queue.
 
-    Times come from the database's clock, so a tuner whose own clock is fast does not take jobs from
+    Every write requires a valid claim: a tuner's exclusive hold on a job for a limited time. Times
+    come from the database's clock, so a tuner whose own clock is fast does not take jobs from
     others. Tests may pass another `clock`.
     """
 
@@ -76,20 +77,22 @@ class JobClaims:
         """Claim the next job for a tuner. Return the claim and the job; None if no job is free.
 
         Jobs of the owner with the fewest running jobs come first. Among these, the job with the
-        highest priority comes first, then the oldest. The claim makes the job running, and
-        increases its fencing token. A job fails instead if `max_attempts` tuners in a row were lost
-        (stopped renewing their claims) while they held it, without a new trial.
+        highest priority comes first, then the oldest. The claimed job gets the state running and a
+        larger fencing token. A job fails instead if `max_attempts` consecutive tuners were lost
+        while they held it, without a new trial. A tuner is lost if it stops renewing its claim.
 
         Args:
             tuner: the name of the tuner.
             lease_seconds: time until the claim ends unless it is renewed.
             max_attempts: the number of consecutive tuners that may be lost while they hold a job.
-            max_running: limit of running jobs per owner, unless the owner's token has its own.
-            wait_seconds: how long a job waits for a worker, unless the job has its own limit. After
-                that the job is claimed without a worker, and ends with the known records.
+            max_running: limit of running jobs per owner; a limit of the owner's token takes
+                precedence.
+            wait_seconds: how long a job waits for a worker; a limit of the job takes precedence.
+                After that the job is claimed without a worker. It then uses only schedules that are
+                already stored.
             stall_seconds: time without progress after which another tuner may claim a running job.
             shared: whether the tuner holds other jobs. Such a tuner does not get a job that may
-                have crashed earlier tuners (see SHARED_ATTEMPTS and ALONE_SECONDS).
+                have crashed earlier tuners (SHARED_ATTEMPTS, ALONE_SECONDS).
         """
         with reading(self._engine) as connection:
             now = self._clock(connection)

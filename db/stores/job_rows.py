@@ -33,7 +33,7 @@ class JobProgress:
         trials_done: number of measured candidates, including failed ones.
         default_seconds: estimated time of one run of the model with untuned defaults: the sum over
             tasks, each weighted by its count.
-        best_seconds: the same with the best schedules so far.
+        best_seconds: the estimated time of one run of the model with the best schedules so far.
         seconds_left: the estimated remaining time of the job.
         forecast_gain: expected gain of another minute of tuning, as a fraction of `best_seconds`.
     """

@@ -376,9 +376,10 @@ class LeaseStore(MeasureQueue):
             return {row[0]: row[1] for row in connection.execute(query)}
 
     def names_blob(self, token_id: str, digest: str) -> bool:
-        """Whether a request that one of this token's workers has leased needs the blob `digest`.
+        """Whether a worker may download the blob `digest`.
 
-        The worker may then download the blob.
+        A worker may download the blobs that a request needs while it holds a lease on the request.
+        `token_id` is the token that the worker uses.
         """
         query = (
             sa.select(requests.c.blob_digests)

@@ -55,8 +55,8 @@ class ModelStore:
     ) -> UploadedModel:
         """Register a model whose file of `size` bytes is already stored as blob `digest`.
 
-        If the owner registered the model earlier, it keeps its earlier name, because the owner's
-        jobs are shown with that name. Return the model.
+        If the owner registered the model earlier, the model keeps the earlier name, because the
+        owner's jobs are shown with that name. Return the model.
 
         Args:
             digest, size: the blob's SHA-256 and its number of bytes.

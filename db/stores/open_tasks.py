@@ -86,7 +86,7 @@ class OpenTaskStore:
     def release(self, claim: JobClaim) -> None:
         """Release all tasks that were reserved under this claim of a job.
 
-        A tuner that has lost the job cannot release the tasks that the next tuner reserved for it.
+        If another tuner has claimed the job since then, the tasks that it reserved stay reserved.
         """
         mine = _open.c.job_id == claim.job_id, _open.c.fencing_token == claim.fencing_token
         with writing(self._engine) as connection:

@@ -181,7 +181,10 @@ class SqlRecordStore:
     # the compiler's ScheduleSource
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """Return the schedule of a workload's served record in a mode; None without a record."""
+        """Return the schedule of a workload that is served to all jobs; None if there is none.
+
+        `mode` is the target, number of threads and numerics of the generated code.
+        """
         record = self.best_record(RecordKey(workload_key, *mode.key))
         return None if record is None else record.schedule
 

@@ -1,4 +1,4 @@
-"""Lookup of a claim's reporter: the worker that measured, and its owner."""
+"""Lookup of the worker that measured a claim about speed, and of the worker's owner."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _workers = table_of(WorkerRow)
 
 
 def reporter_of(connection: sa.Connection, worker: str) -> ClaimReporter:
-    """Return the ClaimReporter for a worker id. The owner is the token that the worker has now.
+    """Return the worker with its owner as a ClaimReporter, given the worker's id.
 
-    The owner is "" if the worker is unknown or has no token.
+    The owner is the token that the worker has now, or "" if the worker is unknown or has no token.
     """
     query = sa.select(_workers.c.owner).where(_workers.c.id == worker)
     return ClaimReporter(worker, connection.execute(query).scalar() or "")

@@ -174,8 +174,8 @@ def _old_job(limit: sa.ColumnElement[float]) -> Condition:
 def _old_trial(limit: sa.ColumnElement[float]) -> Condition:
     """Return the SQL condition that selects trials to delete: they were stored before `limit`.
 
-    Trials of open jobs, trials of workloads that open jobs tune, and the evidence of claims are
-    kept.
+    Trials of open jobs are kept. Trials of workloads that open jobs tune are kept too, and so are
+    trials on which a claim (a statement about speed) is based.
     """
     tuned = sa.select(_tasks.c.workload_key).where(_tasks.c.job_id.in_(_open_jobs))
     return sa.and_(
@@ -257,10 +257,11 @@ def _clear_artifacts(connection: sa.Connection, key: Key, gone: Sequence[Any]) -
 
 
 def _delete_jobs(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
-    """Delete jobs with their events, tasks, runs and uses of claims.
+    """Delete jobs with their events, tasks, runs, and records of the schedules that they use.
 
-    The verdicts of their races are deleted too, unless a verdict is served or another job uses it.
-    Such a verdict is deleted along with later jobs, once it is neither served nor used.
+    The jobs may have requested races, which time a model with tuned and with default schedules. The
+    verdict of a race is deleted too, unless all jobs may use it or another job uses it. In that
+    case, a later call deletes the verdict, once neither is so.
     """
     for table in (_events, _tasks, _uses):
         connection.execute(sa.delete(table).where(table.c.job_id.in_(gone)))

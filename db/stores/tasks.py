@@ -51,9 +51,9 @@ class JobTask:
 
 @dataclass(frozen=True, slots=True)
 class StoredWorkload:
-    """A workload as text, and its key, which is the hash of the text.
+    """A workload in its text form, and its key: a hash of the schema version and this text.
 
-    `created_at` is the time of its upload, in seconds since the epoch.
+    `created_at` is the time of the workload's upload, in seconds since the epoch.
     """
 
     key: str
@@ -180,21 +180,27 @@ def _task(row: sa.Row[Any]) -> JobTask:
 
 
 class WorkloadStore:
-    """Stores workloads as texts and targets as JSON. Their keys are hashes of this content."""
+    """Stores workloads in their text form (`Workload.text`) and targets as JSON, both by key.
+
+    A key is a hash of the content.
+    """
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
         self._engine = engine
         self._clock = clock
 
     def put_workloads(self, texts: Mapping[str, str]) -> None:
-        """Save workloads, given as texts by key. A key that is already stored does not change."""
+        """Save workloads; `texts` has the text form (`Workload.text`) of each, by key.
+
+        A key that is already stored does not change.
+        """
         now = self._clock()
         rows = [{"key": key, "text": text, "created_at": now} for key, text in texts.items()]
         with writing(self._engine) as connection:
             insert_new(connection, _workloads, sorted(rows, key=lambda row: str(row["key"])))
 
     def workload(self, key: str) -> str:
-        """Return the text of a workload, given its key or a unique prefix of it.
+        """Return the text form of a workload, given its key or a unique prefix of it.
 
         Raises:
             NotFoundError: if no workload has this key, or several keys start with it.
@@ -202,7 +208,7 @@ class WorkloadStore:
         return self.found_workload(key)[1]
 
     def found_workload(self, key: str) -> tuple[str, str]:
-        """Return the key and the text of a workload, given its key or a unique prefix of it.
+        """Return the key and the text form of a workload, given its key or a unique prefix of it.
 
         Raises:
             NotFoundError: if no workload has this key, or several keys start with it.
@@ -213,7 +219,7 @@ class WorkloadStore:
         return row.key, row.text
 
     def workloads(self, keys: Sequence[str]) -> Mapping[str, str]:
-        """Return the texts of workloads by key. Unknown keys are left out."""
+        """Return the text forms of workloads by key. Unknown keys are left out."""
         found: dict[str, str] = {}
         with reading(self._engine) as connection:
             for some in chunks(keys):

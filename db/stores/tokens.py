@@ -91,9 +91,9 @@ class TokenStore:
     ) -> tuple[str, Token]:
         """Create a token. Return its secret, which is not stored, and the token.
 
-        If `secret` belongs to an existing token, that token gets the given properties instead. A
-        revoked token stays revoked. The embedded mode, which keeps its secret in a file, relies on
-        this.
+        If `secret` belongs to an existing token, that token gets the given properties instead of a
+        new one. If it is revoked, it stays revoked. So a process that keeps its secret in a file
+        can call this method at every start.
 
         Args:
             name: the owner's name; tokens with the same name have one owner.
@@ -137,9 +137,10 @@ class TokenStore:
         return None if over or token.revoked_at is not None else token
 
     def find(self, secret: str) -> Token | None:
-        """Return the token whose current or previous secret this is, or None.
+        """Return the token that has this secret, or that had it before its last rotation.
 
-        Unlike `verify`, it also finds revoked and expired tokens.
+        Return None if there is no such token. Unlike `verify`, this method also finds revoked and
+        expired tokens.
         """
         found = self._find(secret)
         return None if found is None else found[0]

@@ -17,15 +17,19 @@ _sizes = table_of(TunedSizesRow)
 
 
 class TunedSizesStore:
-    """Stores the sizes at which jobs tuned models. The key is the model's digest and the mode."""
+    """Stores the sizes of dynamic dimensions at which jobs tuned models.
+
+    The key is the model's digest and the mode: target, threads, numerics and precision.
+    """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
 
     def add(self, model_digest: str, mode: Mode, sizes: Mapping[str, int]) -> None:
-        """Record that a job tuned a model in a mode at certain sizes.
+        """Record that a job tuned a model at certain sizes of its dynamic dimensions.
 
-        `sizes` has the size of each dynamic dimension by name.
+        `mode` is the target, threads, numerics and precision of the generated code. `sizes` has the
+        size of each dimension by name.
         """
         row = {**_key(model_digest, mode), "sizes": canonical_json(dict(sizes))}
         with writing(self._engine) as connection:
@@ -33,7 +37,10 @@ class TunedSizesStore:
             connection.execute(insert.on_conflict_do_nothing())
 
     def list(self, model_digest: str, mode: Mode) -> Sequence[Mapping[str, int]]:
-        """Return all combinations of sizes, by dimension, at which jobs tuned a model in a mode."""
+        """Return all combinations of sizes at which jobs tuned a model, each by dimension name.
+
+        `mode` is the target, threads, numerics and precision of the generated code.
+        """
         same = [_sizes.c[name] == value for name, value in _key(model_digest, mode).items()]
         query = sa.select(_sizes.c.sizes).where(*same).order_by(_sizes.c.sizes)
         with reading(self._engine) as connection:

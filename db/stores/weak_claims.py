@@ -26,9 +26,10 @@ _jobs = table_of(JobRow)
 def weak_schedules(
     target_key: str, codegen_version: str, others: Collection[ClaimReporter], but: Collection[str]
 ) -> sa.Select[tuple[object, ...]]:
-    """Return a query for claims whose attestation a measurement by one of `others` could raise.
+    """Return a query for claims that a measurement by one of `others` would make more trustworthy.
 
-    The claims are about schedules, newest first.
+    A claim states that a schedule is the fastest for its workload. It becomes more trustworthy if
+    another worker, or another owner's worker, measures the schedule. The newest claims come first.
 
     Args:
         target_key, codegen_version: the target and the code-generator version of the claims.
@@ -67,10 +68,11 @@ _WEAK = sa.and_(
 
 
 def _left_behind() -> sa.ColumnElement[bool]:
-    """Return the SQL condition for provisional claims that no job will review any more.
+    """Return the SQL condition for unconfirmed claims that no job will review any more.
 
-    The job of such a claim has ended; an open job reviews its own claims. Claims with a later claim
-    about the same subject are left out: confirming the earlier one would replace the later one.
+    A claim states that a schedule is the fastest for its workload. An open job reviews its own
+    claims, so the condition selects claims of ended jobs. Claims with a later claim about the same
+    workload are left out: confirming the earlier claim would replace the later one.
     """
     open_job = sa.exists().where(
         _jobs.c.id == claims.c.job_id,
@@ -86,9 +88,10 @@ def _left_behind() -> sa.ColumnElement[bool]:
 
 
 def _better(other: ClaimReporter) -> sa.ColumnElement[bool]:
-    """Return the SQL condition that a measurement by `other` would raise a claim's attestation.
+    """Return the SQL condition that a measurement by `other` would make a claim more trustworthy.
 
-    `ClaimReporter.second` implements the same rule in Python.
+    A measurement by another owner's worker counts most, then one by another worker of the same
+    owner, then a repetition by the same worker. `ClaimReporter.second` has the same rule in Python.
     """
     another = claims.c.reporter != other.worker
     return sa.or_(
@@ -101,8 +104,8 @@ def _better(other: ClaimReporter) -> sa.ColumnElement[bool]:
 def _decisive(others: Collection[ClaimReporter]) -> Sequence[ClaimReporter]:
     """Select at most two workers of each of at most three owners, to keep the query small.
 
-    A claim was reported by one worker of one owner. So if any worker in `others` can raise its
-    attestation, then one of the selected workers can.
+    A claim was reported by one worker of one owner. If a second measurement by any worker in
+    `others` would make the claim more trustworthy, then one by a selected worker would too.
     """
 
     def owner(one: ClaimReporter) -> str:

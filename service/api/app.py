@@ -137,10 +137,10 @@ def _routes() -> Sequence[BaseRoute]:
 
 
 def _pacing(settings: Settings) -> HeartbeatPacing:
-    """Return the pacing of worker heartbeats for these settings.
+    """Return the object that chooses the interval of worker heartbeats, for these settings.
 
-    Its longest interval is so short that a new lease is renewed by a heartbeat before it expires,
-    and that a worker may miss two heartbeats without being considered lost.
+    The longest interval is limited, so that a heartbeat renews a new lease before the lease
+    expires. The limit also lets a worker miss two heartbeats without being considered lost.
     """
     rarest = min(settings.lease_seconds * 2, settings.worker_lost_seconds) / 3
     return HeartbeatPacing(settings.heartbeat_seconds, rarest)

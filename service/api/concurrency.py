@@ -1,7 +1,7 @@
-"""Sharing of work between concurrent coroutines: one call per key, and batches of questions.
+"""Sharing of work between concurrent coroutines: one call per key, and batches of queries.
 
 Use each object in one event loop only. If one caller is cancelled, the shared call continues for
-the others.
+the other callers.
 """
 
 from __future__ import annotations
@@ -86,16 +86,16 @@ class SingleFlight(Generic[Key, Answer]):
 
 
 class Batcher(Generic[Asked, Answer]):
-    """Collects questions from concurrent callers, and answers them in batches, one batch at a time.
+    """Collects queries from concurrent callers, and answers them in batches, one batch at a time.
 
-    Questions that arrive while a batch is being answered form the next batch. So the batches grow
-    with the load, and no timer is needed. Work on a batch begins after its questions arrived, so no
-    answer is older than its question.
+    Queries that arrive while a batch is being answered form the next batch. So the batches grow
+    with the load, and no timer is needed. Work on a batch begins after its queries arrived, so no
+    answer is older than its query.
 
     Args:
-        answer: returns the answers to a batch of questions, in order. If an answer is an exception,
-            `ask` raises it for the caller of that question.
-        most: the largest number of questions per batch; None for no limit.
+        answer: returns the answers to a batch of queries, in order. If an answer is an exception,
+            `ask` raises it for the caller of that query.
+        most: the largest number of queries per batch; None for no limit.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class Batcher(Generic[Asked, Answer]):
         self._working: asyncio.Task[None] | None = None
 
     async def ask(self, question: Asked) -> Answer:
-        """Add a question to the next batch, and return its answer.
+        """Add a query to the next batch, and return its answer.
 
-        If the answer is an exception, or the function `answer` fails, that exception is raised.
+        If the answer is an exception, or the function `answer` raises one, this method raises it.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._gathered.append((question, future))
@@ -135,10 +135,11 @@ class Batcher(Generic[Asked, Answer]):
             self._working = None
 
     async def _answers(self, questions: Sequence[Asked]) -> Sequence[Answer | Exception]:
-        """Answer a batch of questions.
+        """Answer a batch of queries.
 
-        If the batch raises a DatabaseError, it is the answer to every question. After any other
-        exception, each question is answered alone, so that only the question at fault fails.
+        If the function `answer` raises a DatabaseError, this error is the answer to every query.
+        After any other exception, each query is answered alone, so that only the query at fault
+        fails.
         """
         try:
             return await self._answer(questions)

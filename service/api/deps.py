@@ -70,7 +70,7 @@ async def get_upload_limiter(request: Request) -> CapacityLimiter:
 
 
 def request_token(request: Request) -> Token:
-    """Return the token that the gate (`service.api.gate`) has verified for a request."""
+    """Return the token that the access checks (`service.api.gate`) have verified for a request."""
     token = request.scope["tilewright_token"]
     assert isinstance(token, Token)
     return token

@@ -24,9 +24,11 @@ arrays again."""
 
 
 class RequestExpander:
-    """Adds input arrays and a plan to leased requests, for devices without NumPy.
+    """Adds data to leased requests for devices without NumPy, which cannot generate random arrays.
 
-    It expands one request at a time, because generating random arrays takes memory and all cores.
+    The data are the input arrays, and a plan that says which element of which array fills each
+    buffer. The class expands one request at a time, because generating arrays takes memory and all
+    cores.
     """
 
     def __init__(self, storage: Storage) -> None:
