@@ -99,7 +99,7 @@ class Pipeline:
             options: the settings of the run.
             timings: records the seconds of sending and waiting.
             beside: records the seconds in which the runner is busy.
-            journal: the journal of a recorded run to replay; None for a new run.
+            journal: the order of batches of a recorded run to replay; None for a new run.
         """
         self._builder = builder
         self._runner = runner
@@ -125,7 +125,7 @@ class Pipeline:
 
     @property
     def repeats(self) -> bool:
-        """Whether this is a replay, in which batches follow the order of a given journal."""
+        """Whether this is a replay, in which batches follow the order of a recorded run."""
         return self._given is not None
 
     def has_room(self, phase: Phase, least: int = 0) -> bool:

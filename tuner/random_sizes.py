@@ -119,8 +119,8 @@ def points_of(
 ) -> tuple[SizePoint, ...]:
     """Return the size points at which candidates of a workload are measured, cheapest first.
 
-    If the expected output at some sizes is too expensive to compute on this machine, smaller sizes
-    are used instead.
+    A size point is a combination of sizes with a weight. If the expected output at some sizes is
+    too expensive to compute on this machine, smaller sizes are used instead.
 
     Args:
         workload: a workload with open or fixed sizes.
@@ -199,8 +199,8 @@ def points_at(
     """Return the size points at which a workload was measured, from the stored measurement.
 
     `distribution` has the sizes and weights of the stored measurement (`Measurement.distribution`).
-    Return () if `distribution` is empty, or if it has sizes that the workload cannot have. The
-    attribute `share` of the points is not set.
+    A size point is a combination of sizes with a weight. Return () if `distribution` is empty, or
+    if it has sizes that the workload cannot have. The attribute `share` of the points is not set.
     """
     points = []
     names = {dimension.name for dimension in workload.dimensions}

@@ -42,7 +42,7 @@ class Answers(Protocol):
     """The interface of a source of recorded results, used in place of builds and measurements."""
 
     def built(self, key: RecordKey, schedule: Schedule) -> Measurement | None:
-        """Return a recorded measurement of a schedule, from which its build result is derived.
+        """Return a recorded measurement of a schedule; it includes the result of the build.
 
         Return None if the schedule has no recorded measurement.
         """

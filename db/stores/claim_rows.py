@@ -70,7 +70,7 @@ class StoredClaim:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord(StoredClaim):
-    """A tuning record: the claim that a schedule is the fastest of its key."""
+    """A tuning record: the claim that a schedule is the fastest known one for a record key."""
 
     record: TuningRecord
 
@@ -238,9 +238,10 @@ def _reported(reporter: ClaimReporter, ours: bool, job_id: str, now: float) -> d
 
 
 def served_rows(connection: sa.Connection, keys: Sequence[RecordKey]) -> Iterator[sa.Row[Any]]:
-    """Yield the rows of the claims that are served for these record keys, oldest first per mode.
+    """Yield the rows of the claims that are served to all jobs for these record keys.
 
-    Keys with the same target, threads and numerics (mode) are read by one query.
+    Keys with the same target, threads and numerics are read by one query. The rows of one query are
+    ordered from the oldest to the newest.
     """
     for mode, some in by_mode(keys):
         query = sa.select(claims).where(
@@ -288,10 +289,10 @@ def same_subject(values: Columns) -> sa.ColumnElement[bool]:
 
 
 def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
-    """Insert a confirmed claim as the newest of its subject, and supersede the claim served before.
+    """Insert a confirmed claim as the newest of its subject, and supersede the earlier one.
 
-    `values` are the columns of the new row. A row with the same id is replaced. Call it within a
-    transaction of `changing`.
+    The subject of a claim is a workload, or the programs of a race. `values` are the columns of the
+    new row. A row with the same id is replaced. Call it within a transaction of `changing`.
     """
     served = sa.and_(same_subject(values), is_confirmed)
     connection.execute(sa.delete(claims).where(claims.c.id == values["id"]))

@@ -59,7 +59,7 @@ class Found:
 
 @dataclass(slots=True)
 class _Claimant:
-    """A claim, with the requests that are assigned to it so far.
+    """A claim (a worker's call for leases), with the requests that are assigned to it so far.
 
     Attributes:
         claim: the claim.
@@ -86,7 +86,7 @@ class _Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Data about several claims, read before any request is leased.
+    """Data about several claims (workers' calls for leases), read before any request is leased.
 
     Claims are identified by their index in the list of claims that `survey` was called with.
 
@@ -106,11 +106,11 @@ class Survey:
 
 
 def survey(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Survey:
-    """Determine which claims may get new leases, and the answer to each of the others.
+    """Determine which claims may get new leases, and how to answer the other claims.
 
-    A claim gets no new lease if its worker is unknown, unregistered or drained, or is in quarantine
-    and must not be tested yet; or if no request for its targets is queued. A repeated claim gets
-    its earlier leases again.
+    A claim is a worker's call for leases. It gets no new lease if its worker is unknown,
+    unregistered or drained, or is in quarantine and must not be tested yet; or if no request for
+    its targets is queued. A repeated claim gets its earlier leases again.
     """
     known = _facts(connection, {claim.worker_id for claim in claims}, now)
     again = _again(connection, claims)
@@ -141,7 +141,7 @@ def take(
     lost_after_seconds: float,
     lease_seconds: float,
 ) -> Sequence[Found]:
-    """Lease requests to the claims that `survey` admitted (`Survey.able`).
+    """Lease requests to the claims (workers' calls for leases) that `survey` admitted.
 
     Return the answer to each claim, in the same order.
 
@@ -204,7 +204,10 @@ def _again(
 
 
 def _targets_that_wait(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Set[str]:
-    """Return the keys of the targets with a queued request that one of the claims may get."""
+    """Return the keys of the targets with a queued request for one of the claims.
+
+    A claim is a worker's call for leases. The request must be one that the worker may get.
+    """
     asked = sorted({target for claim in claims for target in claim.target_keys})
     names = sorted({claim.worker_id for claim in claims})
     looks = [
@@ -256,10 +259,11 @@ def _try_canaries(
 
 
 def _avoid(connection: sa.Connection, claimants: Iterable[_Claimant], heard_since: float) -> None:
-    """Set `avoided` of each claim: the requests that its worker has failed since `heard_since`.
+    """Set, for each claim, the requests that its worker should not get because it failed them.
 
-    A failed request is avoided only if another live worker measures for its target and has not
-    failed it. The limit of time lets the worker retry if that other worker never claims requests.
+    A claim is a worker's call for leases. A request that the worker has failed since `heard_since`
+    is avoided if another live worker measures for its target and has not failed it. After this time
+    limit, the worker may retry: the other worker may never claim requests.
     """
     able = {each.claim.worker_id for each in claimants if each.room}
     others = leases.alias()
@@ -306,7 +310,7 @@ def _deal(
     now: float,
     heard_since: float,
 ) -> Set[str]:
-    """Assign queued requests for `targets` to claims.
+    """Assign queued requests for `targets` to claims (workers' calls for leases).
 
     A request is not assigned to an owner whose workers failed it too often, as long as a live
     worker of another owner measures for its target (`spent_owners`). Workers with a heartbeat since
@@ -354,8 +358,8 @@ def _first(
     Args:
         connection: in a writing transaction.
         target: the key of the target.
-        wanting: the claims that can get requests for it.
-        nobodys: ids of requests that all these claims avoid; they are left out.
+        wanting: the workers' calls for leases (claims) that can get requests for the target.
+        nobodys: ids of requests that no claim in `wanting` may get; they are left out.
         seen: serial numbers of requests that were already read; they are left out.
         now: the present time, in seconds since the epoch.
     """
@@ -375,10 +379,11 @@ def _first(
 def _deal_out(
     rows: list[sa.Row[Any]], claimants: Sequence[_Claimant], spent: Set[tuple[str, str | None]]
 ) -> None:
-    """Assign requests round-robin: each claim in turn gets the first request that it may have.
+    """Assign requests round-robin: each claimant in turn gets the first request that it may have.
 
-    The rounds end when no claim can get another request. Assigned rows are removed from `rows`. For
-    each (request id, owner) pair in `spent`, workers of the owner do not get the request.
+    A claimant is a worker that called for leases. The rounds end when no claimant can get another
+    request. Assigned rows are removed from `rows`. For each (request id, owner) pair in `spent`,
+    workers of the owner do not get the request.
     """
     turn = [each for each in claimants if each.room]
     while rows and turn:

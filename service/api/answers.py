@@ -75,7 +75,8 @@ class KnownAnswers:
             scope: the ASGI scope of the request.
             answer: the response.
             keys: the keys of all workloads, and the digests of all models, on which the response
-                depends. It is cached until one of these records or models changes.
+                depends. The response is cached until a record of these workloads, or one of these
+                models, changes.
         """
         question, version = scope[_ASKED]
         if version == self._invalidation.version and question not in self._kept:

@@ -139,9 +139,9 @@ class DotPeak:
         intrinsic: the name of its LLVM intrinsic.
         accumulator: the type of the sums.
         operand: the type of the operands.
-        groups: number of rounds of work that one iteration of the loop in the probe function does.
-            One round adds the products of one dot-product group (4 for int8) to each 32-bit lane of
-            CHAINS vectors.
+        groups: number of rounds as which one iteration of the measuring loop counts. One round adds
+            the products of one dot-product group (4 for int8) to each 32-bit lane of CHAINS
+            vectors.
         in_tiles: whether the instruction works on AMX tile registers.
     """
 

@@ -146,8 +146,8 @@ def make_request(
         job_id: the job that submits the run.
         threads: the number of threads of each program.
         programs: the programs, to which the work refers by their positions.
-        work: the work to do.
-        more: the blobs that the work names, such as expected outputs.
+        work: the work to do, such as checking outputs or timing variants.
+        more: the binary data that the work names, such as expected outputs, by digest.
         work_bytes: bytes of memory that the work needs in addition to the programs' runs.
         limit_seconds: the wall-time limit for one step: loading a program, or one run of it.
     """

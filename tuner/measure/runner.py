@@ -21,10 +21,11 @@ class Runner(Protocol):
         """Return how many requests the runner can process at a time; further ones wait."""
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
-        """Queue a request, with the blobs that it names, by digest.
+        """Queue a request to measure candidates.
 
-        A request whose id was submitted before is not measured again: `poll` returns the result of
-        the earlier one once more.
+        `blobs` has the binary data that the request names, by digest. A request whose id was
+        submitted before is not measured again: `poll` returns the result of the earlier one once
+        more.
         """
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
@@ -44,9 +45,10 @@ class Runner(Protocol):
         """
 
     def resume(self) -> list[MeasureRequest]:
-        """Take over the unacknowledged requests of an earlier process of this job; return them.
+        """Take over the requests of an earlier process of this job, and return them.
 
-        `poll` returns their results as if this process had submitted them.
+        Requests whose results were acknowledged as stored are left out. `poll` returns the results
+        of the others as if this process had submitted them.
         """
 
     def close(self) -> None:
