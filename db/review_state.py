@@ -128,8 +128,8 @@ class ClaimReporter:
     def second(self, other: ClaimReporter) -> Attestation:
         """Return the attestation of this reporter's claim after a second measurement by `other`.
 
-        The attestation tells whether one worker, two workers of one owner, or workers of two owners
-        measured. `other` may be equal to this reporter.
+        The attestation states whether one worker, two workers of one owner, or workers of two
+        owners measured. `other` may be equal to this reporter.
         """
         if other.worker == self.worker:
             return Attestation.ONE_WORKER

@@ -99,7 +99,7 @@ class Pipeline:
             options: the settings of the run.
             timings: records the seconds of sending and waiting.
             beside: records the seconds in which the runner is busy.
-            journal: the order of batches of a recorded run to replay; None for a new run.
+            journal: the journal of a recorded run to replay; None for a new run.
         """
         self._builder = builder
         self._runner = runner

@@ -79,7 +79,7 @@ class ClaimRow(Base):
 
 
 class ClaimUseRow(Base):
-    """A record that the result of a job (its compiled model) contains the schedules of a claim.
+    """A row that states: the compiled model of a job contains the schedules of a claim.
 
     A claim is a statement about speed, such as that a schedule is the fastest for its workload.
     """

@@ -260,8 +260,8 @@ def _delete_jobs(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> No
     """Delete jobs with their events, tasks, runs, and records of the schedules that they use.
 
     The jobs may have requested races, which time a model with tuned and with default schedules. The
-    verdict of a race is deleted too, unless all jobs may use it or another job uses it. In that
-    case, a later call deletes the verdict, once neither is so.
+    verdict of a race is deleted too, unless it is served to all jobs or another job uses it. Such a
+    verdict is deleted by a later call, once it is neither served nor used.
     """
     for table in (_events, _tasks, _uses):
         connection.execute(sa.delete(table).where(table.c.job_id.in_(gone)))

@@ -91,9 +91,9 @@ class TokenStore:
     ) -> tuple[str, Token]:
         """Create a token. Return its secret, which is not stored, and the token.
 
-        If `secret` belongs to an existing token, that token gets the given properties instead of a
-        new one. If it is revoked, it stays revoked. So a process that keeps its secret in a file
-        can call this method at every start.
+        If `secret` belongs to an existing token, no new token is created. The existing token gets
+        the given properties; a revoked token stays revoked. So a process that keeps its secret in a
+        file can call this method at every start.
 
         Args:
             name: the owner's name; tokens with the same name have one owner.

@@ -13,9 +13,9 @@ def winner_of(trials: Sequence[Trial]) -> Trial | None:
 
     `trials` are the measurements of the final comparison. In it, each challenger is timed
     alternately with the incumbent, the best schedule so far. The winner is the fastest challenger
-    that was significantly faster than the incumbent. If there is none, the incumbent wins: the
-    first trial without a comparison. Trials are ignored if they failed, or if their output was not
-    checked on enough inputs. Return None if no trial remains.
+    that was significantly faster than the incumbent. Without such a challenger, the incumbent wins:
+    the first trial without a comparison. Trials are ignored if they failed, or if their output was
+    not checked on enough inputs. Return None if no trial remains.
     """
     sound = [t for t in trials if t.measurement.certified and t.measurement.run_seconds is not None]
     faster = [

@@ -175,7 +175,7 @@ class MeasureRequest(JsonValue):
         key: the workload, target, threads and numerics of the candidates (`RecordKey`).
         library_digest: digest of the shared library with all candidates.
         cases: the inputs on which every candidate is checked. Candidates are timed on the cases
-            with a positive weight, or if there are none, on the first case.
+            with a positive weight or, without such cases, on the first case.
         tolerance: the largest accepted error, relative to the largest expected value.
         least_seconds: lower bound of the workload's time on any machine.
         incumbent: trial id of the candidate with which each of the others is timed alternately;

@@ -2,8 +2,8 @@
 
 A `Trial` is one measured candidate. A `TuningRecord` is the best known schedule of a workload. If a
 candidate does not build, crashes or computes a wrong output, its `Measurement` has the status of
-the failure and an error message. Devices use this module, so it imports only the standard library
-and modules that import no other packages either.
+the failure and an error message. Devices use this module, so it imports only the standard library,
+and modules with the same restriction.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Phase(StrEnum):
     """The purpose of a measurement.
 
     Screening finds good candidates with few samples. The final phase compares the best of them with
-    the incumbent (the best schedule so far). A confirmation measures the winner a second time.
+    the incumbent (the best schedule so far). A confirmation measures a stored best schedule a
+    second time.
     """
 
     SCREEN = "screen"

@@ -35,7 +35,7 @@ class _Member:
 
     Attributes:
         improved: number of suggestions of the strategy that improved on the best time.
-        failed: number of its suggestions that did not.
+        failed: number of its suggestions that did not improve on the best time.
     """
 
     search: SearchStrategy

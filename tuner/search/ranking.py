@@ -76,8 +76,8 @@ class Ranking:
 
         The predictions are relative to the mean of the pool. They are scaled so that their standard
         deviation equals that of the pool's estimates. If the search does not use estimates
-        (`SearchContext.estimates`), it equals DEVIATION. Return an empty dict if the model is not
-        trained.
+        (`SearchContext.estimates`), the standard deviation is DEVIATION. Return an empty dict if
+        the model is not trained.
 
         The result also has the schedules in `measured`, with the last prediction before their
         measurement. A later prediction would not show the model's quality, because the model was
@@ -106,8 +106,8 @@ class Ranking:
     def scores(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
         """Return a score for each schedule that can be lowered to a loop nest.
 
-        The score comes from the cost model. While the model is untrained, it is the negative
-        logarithm of the estimated seconds. If the search does not use estimates, it is then 0.
+        A trained cost model gives the scores. Without a trained model, a score is the negative
+        logarithm of the estimated seconds. All scores are 0 if the search does not use estimates.
         """
         if not self._context.model.trained:
             believed = float(self._context.estimates)  # if estimates are off, all scores are equal
