@@ -30,7 +30,8 @@ class TuneOptions:
         strategy: name of the search strategy (`tuner.search`).
         model: name of the cost model (`tuner.cost_model`).
         seed: the seed of all random choices of the run.
-        finalists: number of candidates per task that are compared with the incumbent at the end.
+        finalists: number of candidates per task that are compared with the incumbent (the best
+            earlier schedule) at the end.
         screen_samples: number of timed samples per candidate in screening.
         final_samples: number of pairs of samples per finalist.
         sample_seconds: the duration of one sample, which consists of as many runs as fit.

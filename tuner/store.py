@@ -1,4 +1,7 @@
-"""Stores of trials and records: the interface, and an implementation in memory."""
+"""Stores of trials (measured candidates) and records (the best known schedules).
+
+The module has the interface, and an implementation in memory.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from tilewright.tuner.protocol.measurement import RecordKey, Trial, TuningRecord
 
 
 class RecordStore(Protocol):
-    """A store of trials and records. All methods are idempotent."""
+    """A store of trials (measured candidates) and records (the best known schedules).
+
+    All methods are idempotent.
+    """
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
         """Return the record stored for a record key; None if there is no such record."""

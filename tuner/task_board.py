@@ -165,10 +165,10 @@ class TaskBoard:
         return found
 
     def waiting_for_finals(self) -> list[TaskState]:
-        """Return the tasks whose finalists are to be compared, in the order of the comparisons.
+        """Return the tasks whose fastest candidates are to be compared, in the order of comparison.
 
-        The tasks that take the most time of an inference come first. Tasks with a single finalist
-        come last, because they have nothing to choose from.
+        The tasks that take the most time of an inference come first. Tasks with a single such
+        candidate come last, because they have nothing to choose from.
         """
         waiting = [state for state in self._states if state.needs_finals]
         return sorted(

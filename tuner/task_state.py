@@ -201,7 +201,10 @@ class TaskState:
 
     @property
     def needs_finals(self) -> bool:
-        """Whether the task has finalists whose comparison was not sent yet."""
+        """Whether the final comparison of the task's fastest candidates is still to be started.
+
+        Return False without candidates to compare.
+        """
         return not (self.finished or self.finals_adopted) and bool(self.finalists())
 
     def schedule(self) -> None:

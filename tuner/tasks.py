@@ -101,8 +101,9 @@ class Task:
     def is_known(self, record: TuningRecord | None, codegen_version: str) -> bool:
         """Whether the task needs no measurements, because it has a valid record.
 
-        `record` is the task's record, if any. It must be certified and have the given version of
-        code generation. If a user stated the sizes, it must have been measured at these sizes.
+        `record` is the task's record, if any. It is valid if it has the given version of code
+        generation, and if the output of the kernel was checked on enough inputs. If a user stated
+        the sizes, the record must have been measured at these sizes.
         """
         if record is None or not record.holds(codegen_version):
             return False

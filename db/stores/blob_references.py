@@ -52,25 +52,28 @@ class BlobKind(StrEnum):
 
 
 def cost_model_holder(target_key: str, version: int) -> str:
-    """Return the holder's name in references to a cost model's blob: `TARGET_KEY/VERSION`."""
+    """Return the name of a cost-model version in references to its blob: `TARGET_KEY/VERSION`."""
     return f"{target_key}/{version}"
 
 
 def refer(connection: sa.Connection, kind: BlobKind, holder: str, digests: Sequence[str]) -> None:
-    """Protect blobs from deletion while the row of their holder exists; see `refer_all`."""
+    """Protect blobs from deletion while the row that needs them (`holder`) exists.
+
+    `holder` is the id of this row, and `kind` is the purpose of the blobs. See `refer_all`.
+    """
     refer_all(connection, kind, {holder: digests})
 
 
 def refer_all(
     connection: sa.Connection, kind: BlobKind, named: Mapping[str, Collection[str]]
 ) -> None:
-    """Protect blobs from deletion (`BlobStore.sweep`) while the rows of their holders exist.
+    """Protect blobs from deletion (`BlobStore.sweep`) while the rows that need them exist.
 
     The blobs' rows stay locked until the transaction ends, so that no sweep deletes them before the
     commit. A reference to a digest that no blob has is stored too, and `db check` reports it.
 
     Args:
-        connection: the transaction that also writes the holders' rows.
+        connection: the transaction that also writes the rows that need the blobs (holders).
         kind: the purpose of the blobs.
         named: the digests of each holder, by the holder's id.
     """
@@ -89,7 +92,8 @@ def held(digest: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
 def stale() -> sa.ColumnElement[bool]:
     """Return the SQL condition that selects references that are no longer needed.
 
-    The holder of such a reference does not exist any more, or is a job or request that has ended.
+    The row that needed the blob (the holder) does not exist any more, or does not need the blob any
+    more. For example, a job needs its sample inputs only until it ends.
     """
     return sa.or_(
         *(sa.and_(_references.c.kind == kind.value, sa.not_(_holds(kind))) for kind in BlobKind)
@@ -117,8 +121,8 @@ def _holds(kind: BlobKind) -> sa.ColumnElement[bool]:
 def named_by_rows(connection: sa.Connection) -> Iterator[tuple[str, str, str]]:
     """Yield (kind, holder, digest) for every reference that should be stored.
 
-    The references are computed from the rows of the holders. `db.check` reports those that are
-    missing in the table of references.
+    A reference means that a row (the holder) needs a blob. The references are computed from the
+    rows. `db.check` reports references that are missing in the table of references.
     """
     for digest in connection.execute(sa.select(_models.c.digest)).scalars():
         yield BlobKind.MODEL.value, digest, digest

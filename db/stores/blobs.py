@@ -298,7 +298,7 @@ class BlobStore:
                 insert_new(connection, _blobs, list(some))
 
     def _release(self) -> None:
-        """Delete references whose holder no longer exists."""
+        """Delete references to blobs from rows that no longer exist or no longer need the blobs."""
         with reading(self._engine) as connection:  # mostly nothing is due: take no write lock
             first = sa.select(_references.c.digest).where(stale()).limit(1)
             if connection.execute(first).first() is None:

@@ -300,7 +300,7 @@ class JobClaims:
             reason: why the job is in this state; None removes an earlier reason.
             error: the error message of a failed job; None keeps the stored one.
             result: the report of the job; None keeps the stored one.
-            artifact_digest: the digest of the artifact; None keeps the stored one.
+            artifact_digest: the digest of the compiled model (artifact); None keeps the stored one.
 
         Raises:
             StateError: if the transition table does not allow the change.

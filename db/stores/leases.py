@@ -237,7 +237,7 @@ class LeaseStore(MeasureQueue):
     def complete_all(
         self, reports: Sequence[Report]
     ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
-        """Save several results in one transaction. Return the Completion of each, or its error.
+        """Save several results in one transaction. Return the outcome of each, or its error.
 
         A result that arrives after its lease ended is accepted if no other worker has the request.
         If another worker has it, or the request was cancelled, the result is LATE: it is stored

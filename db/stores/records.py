@@ -1,4 +1,4 @@
-"""Store of trials, including failed ones, and of the records that are served.
+"""Store of trials (measured candidates), including failed ones, and of records (best schedules).
 
 A record is served while it is the newest confirmed record of its key; `claim_ledger` manages these
 states. Withdrawn trials are marked, not deleted.

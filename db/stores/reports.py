@@ -57,7 +57,7 @@ def held(connection: sa.Connection, named: Iterable[tuple[str, str]]) -> Sequenc
 def save(
     connection: sa.Connection, reports: Sequence[Report], now: float, most_failures: int
 ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
-    """Save results in the given order. Return the Completion of each, or its error.
+    """Save results in the given order. Return the outcome (Completion) of each, or its error.
 
     Args:
         connection: in a writing transaction.

@@ -142,7 +142,7 @@ class RetentionStore:
 
 
 def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
-    """Return the SQL condition that selects jobs whose artifact is to be deleted.
+    """Return the SQL condition that selects jobs whose artifact (compiled model) is to be deleted.
 
     The jobs ended before `limit`. The newest artifact for each model, target and other settings is
     kept.
@@ -158,8 +158,8 @@ def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
 def _old_job(limit: sa.ColumnElement[float]) -> Condition:
     """Return the SQL condition that selects jobs to delete: they ended before `limit`.
 
-    A job is kept if it has the newest artifact for its model, target and other settings, or if its
-    artifact contains a served record.
+    A job is kept if it has the newest artifact (compiled model) for its model, target and other
+    settings, or if its artifact contains a served record.
     """
     serving = sa.select(_uses.c.job_id).join(claims, claims.c.id == _uses.c.claim_id)
     serving = serving.where(is_confirmed, is_schedule)
@@ -204,7 +204,7 @@ def _old_entry(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _newest_artifacts() -> sa.Select[tuple[str]]:
-    """Return a query for the ids of the jobs with the newest artifact for each model and settings.
+    """Return a query for the ids of jobs with the newest compiled model for a model and settings.
 
     The settings are target, number of threads, numerics, precision and sizes.
     """

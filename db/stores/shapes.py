@@ -215,8 +215,8 @@ class ShapeStore:
     ) -> list[str]:
         """Return the keys of at most `most` workloads of a family that have a served record.
 
-        The record must have the given target, threads and numerics. The workload with the newest
-        record comes first.
+        The workloads of a family differ only in numbers such as scales. The record must have the
+        given target, threads and numerics. The workload with the newest record comes first.
         """
         query = (
             sa.select(_shapes.c.workload_key)

@@ -20,7 +20,7 @@ _newest_first = PageOrder((_trials.c.serial,))
 
 @dataclass(frozen=True, slots=True)
 class StoredTrial:
-    """A trial, and the time when it was stored, in seconds since the epoch."""
+    """A measured candidate, and the time when it was stored, in seconds since the epoch."""
 
     trial: Trial
     stored_at: float
@@ -48,7 +48,7 @@ class TrialOutline:
 
 
 class TrialStore:
-    """Queries for stored trials. `SqlRecordStore.add_trials` saves them."""
+    """Queries for stored trials (measured candidates). `SqlRecordStore.add_trials` saves them."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

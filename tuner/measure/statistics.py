@@ -55,7 +55,7 @@ For candidates with five samples, it differed by 1 %.
 
 
 class Outcome(StrEnum):
-    """The outcome of comparing a challenger's times with the incumbent's."""
+    """The outcome of timing a schedule against the incumbent, the best schedule so far."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -117,11 +117,11 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 @dataclass(frozen=True, slots=True)
 class Comparison(JsonValue):
-    """The result of timing a challenger in pairs with the incumbent.
+    """The result of timing a schedule alternately with the incumbent, the best schedule so far.
 
     Attributes:
         against: the digest of the incumbent's schedule.
-        ratios: for each pair, the challenger's time divided by the incumbent's.
+        ratios: for each pair of samples, the schedule's time divided by the incumbent's.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(

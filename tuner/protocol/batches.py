@@ -95,7 +95,7 @@ class RepeatSettings(JsonValue):
 
     Attributes:
         samples: number of rounds. Each round takes one sample of each candidate, in a random order.
-            For finalists, the number of pairs with the incumbent.
+            In the final phase, the number of pairs with the incumbent (the best schedule so far).
         sample_seconds: duration of a sample. It consists of as many runs as fit into this time,
             after one untimed run.
         round_seconds: smallest time between the starts of two rounds. Disturbances on a shared
