@@ -102,7 +102,7 @@ class BackgroundTuner:
                 storage.close()
 
     def command(self, path: Path, options: CompileOptions) -> Sequence[str]:
-        """Return the words of the command that tunes a model file with these options.
+        """Return the command, as a list of arguments, that tunes a model file with these options.
 
         If this process is killed, the child process deletes the folder that contains `path`. That
         folder must therefore contain no other file.

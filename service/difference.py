@@ -1,4 +1,4 @@
-"""Compares two artifacts or jobs kernel by kernel: schedules, times and general facts."""
+"""Compares two artifacts or jobs: their properties, and their kernels one by one."""
 
 from __future__ import annotations
 
@@ -175,16 +175,20 @@ class ModelDifference:
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
-        """The facts that differ between the sides: (value of A, value of B) by name."""
+        """The properties that differ between A and B: (value of A, value of B) by name.
+
+        Properties of an artifact or a job are, for example, its target and its threads.
+        """
         names = [*self.a.facts, *(name for name in self.b.facts if name not in self.a.facts)]
         both = {name: (self.a.facts.get(name), self.b.facts.get(name)) for name in names}
         return {name: values for name, values in both.items() if values[0] != values[1]}
 
     @property
     def facts(self) -> list[tuple[str, str, str]]:
-        """Rows (name, text for A, text for B) of a table of both sides' facts.
+        """Rows of a table that compares A and B as a whole: (label, text for A, text for B).
 
-        They state the names of the sides, all facts that differ, and the times.
+        The first row has the names of A and B. The rows of differing properties, such as the
+        target, follow. The last row has the times of a run.
         """
         changed = [
             (name.replace("_", " "), _text(a), _text(b)) for name, (a, b) in self.changed.items()
@@ -275,7 +279,7 @@ def knob_changes(
 
 
 def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
-    """Return the facts of a job for a comparison.
+    """Return a job's properties and workloads as one side of a comparison.
 
     Each workload has the best known time and schedule of its task.
     """
@@ -308,12 +312,13 @@ def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
 def side_of_artifact(
     artifact: Artifact, timed: Mapping[str, tuple[int, float]] | None = None
 ) -> ComparedSide:
-    """Return the facts of an artifact for a comparison.
+    """Return an artifact's properties and workloads as one side of a comparison.
 
     Args:
         artifact: the artifact.
         timed: (calls in one run, total seconds of these calls) by kernel name. The key "" has the
-            seconds of all other instructions. None without a measurement.
+            count and seconds of all instructions that are not kernels, such as copies. None without
+            a measurement.
     """
     program = artifact.programs[0].program
     specs = {spec.name: spec for spec in program.kernels}

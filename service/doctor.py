@@ -126,7 +126,10 @@ def _disk(folder: Path) -> DeviceFinding:
 
 
 def _kept() -> DeviceFinding:
-    """Check the folder of the compilation cache that all processes of this user share."""
+    """Check the folder of the compilation cache that all processes of this user share.
+
+    Return the finding: a grade and, if there is a problem, a remedy.
+    """
     from tilewright.compiler.specialise.store import FOLDER, LIMIT, user_cache_folder
 
     try:

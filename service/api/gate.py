@@ -54,7 +54,8 @@ log = structlog.get_logger("tilewright.web")
 class Needs(HTTPBearer):
     """FastAPI dependency of a route that needs a token with the scope `scope`.
 
-    Its value is the token. The gate checks the scope before the dependency runs.
+    The gate checks the token's scope before the dependency runs. The route gets the token as the
+    value of the dependency.
     """
 
     def __init__(self, scope: Scope) -> None:

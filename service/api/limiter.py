@@ -56,7 +56,7 @@ class Limiter:
 
     @property
     def asker(self) -> str:
-        """Return the id of the token, the argument `asker` of the methods of `Planning`."""
+        """Return the id of the request's token. `Planning` uses it to serve all tokens in turn."""
         return self._token.id
 
     def take(self, what: Limited) -> None:
@@ -85,13 +85,18 @@ class Limiter:
 
 
 async def counted_answer(question: KeptQuestion[T], planning: Planning, limiter: Limiter) -> T:
-    """Return the answer of `planning` to a question about a model.
+    """Return the result of a computation on a model, such as the list of its workloads.
 
-    The question counts against the token's limit of model lookups only if its answer must be
-    computed. A cached answer is free.
+    Several requests share a cached result. The request counts against the token's limit of model
+    lookups only if the result must be computed.
+
+    Args:
+        question: the computation and its parameters.
+        planning: runs the computation in a child process, and caches the result.
+        limiter: the rate limits of the token.
 
     Raises:
-        ApiProblem: if the answer cannot be computed, or the token has reached its limit.
+        ApiProblem: if the computation fails, or the token has reached its limit.
     """
     if not planning.knows(question, limiter.asker):
         await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)

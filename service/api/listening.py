@@ -1,6 +1,7 @@
-"""Listening sockets.
+"""Listening sockets of the server.
 
-The server opens them before anything else. So if the port is in use, the user sees only one line.
+The server opens its sockets before it opens the database or starts other processes. If the port is
+in use, the user therefore sees one line with this error, and no other messages.
 """
 
 from __future__ import annotations

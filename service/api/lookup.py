@@ -61,7 +61,9 @@ class LookupBytes:
 async def lookup_workloads(
     storage: Storage, body: LookupRequest, served: RecordCache
 ) -> LookupBytes:
-    """Return the served record of each workload in `body.workloads`, as a serialised response.
+    """Return the best record of each workload in `body.workloads`, as a serialised response.
+
+    The best record is the one that the service selects for all users (the served record).
 
     Raises:
         UnknownTargetError: if the target is unknown.
@@ -80,11 +82,11 @@ async def lookup_model(
     limiter: Limiter,
     sees: str | None,
 ) -> LookupBytes:
-    """Return the served records of all workloads of a model, as a serialised response.
+    """Return the best record of each workload of a model, as a serialised response.
 
-    To find its workloads, the model `body.model` is planned. The workloads of a model are cached. A
-    lookup counts against the token's rate limit only if the model must be planned. `sees` is the
-    name of the owner whose models the token may see, or None for all models.
+    A child process partitions the model `body.model` into workloads (it plans the model). The list
+    of workloads is cached. The lookup counts against the token's rate limit only if the list is not
+    cached. `sees` is the name of the owner whose models the token may see, or None for all models.
 
     Raises:
         NotFoundError: if the service does not have the model, or the token may not see it.
@@ -109,7 +111,8 @@ async def _lookup(
 ) -> bytes:
     """Return the serialised response to a lookup of the `wanted` workloads.
 
-    It is assembled from cached records that are already JSON.
+    `served` caches the best record of each workload as JSON. The response is assembled from these
+    texts.
     """
     threads, numerics = body.mode_options.threads, body.mode_options.numerics
     found = await served.find((target, threads, numerics), {each.key for each in wanted})

@@ -33,13 +33,13 @@ def check_model_bytes(path: Path, name: str) -> None:
 
 
 def check_job(spec: JobSpec) -> None:
-    """Check that the tuner will be able to plan a job's model.
+    """Check that the tuner will be able to partition a job's model into workloads to tune.
 
-    The model is planned as the tuner does it, at the job's first combination of sizes. `spec` must
-    contain the model as bytes: an uploaded model has no folder with external data.
+    The check runs the tuner's own code, for the first combination of sizes that the job tunes.
+    `spec` must contain the model as bytes: an uploaded model has no folder with external data.
 
     Raises:
-        CompilerError: if the model cannot be planned; the message is one sentence.
+        CompilerError: if the model cannot be partitioned; the message is one sentence.
     """
     first = plan_first_program(spec.request, spec.options.sizes)
     spec.check_deliverable(first)

@@ -51,16 +51,16 @@ class States(Protocol):
 
 
 class Listener(Protocol):
-    """An object whose method `wake` the notifier calls with each announced topic."""
+    """An object whose method `wake` the notifier calls with the name of each changed topic."""
 
     def wake(self, topic: str, /) -> None: ...
 
 
 class Subscription:
-    """Lets a coroutine wait for notices of topics.
+    """Lets a coroutine wait for changes of topics, such as the topic "job:5c2e" of a job's events.
 
-    Notices are collected from the creation of the subscription on, so none is lost between two
-    waits.
+    The subscription collects the changed topics from its creation on. So no change is lost between
+    two calls of `woken`.
     """
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class Subscription:
         self._event.set()
 
     async def woken(self, seconds: float | None = None) -> frozenset[str]:
-        """Wait for a notice. Return all topics announced since the last call.
+        """Wait until a subscribed topic changes. Return all topics changed since the last call.
 
-        The result is empty if no notice arrives within `seconds`. With `seconds` None, the wait has
-        no limit.
+        Return an empty set if no topic changes within `seconds`. If `seconds` is None, wait without
+        a limit.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -87,14 +87,16 @@ class Subscription:
 
 
 class Notifier:
-    """Wakes the listeners of topics in one event loop.
+    """Wakes listeners in one event loop when database transactions change what they subscribed to.
 
-    Create, start and stop the notifier in that event loop.
+    A listener subscribes to topics, such as "job:5c2e" for the events of a job. A transaction sends
+    a notice for each topic that it changes. Create, start and stop the notifier in the event loop
+    of its listeners.
 
     Args:
         source: receives notices from the database.
-        states: queries the states of topics, to detect lost notices.
-        fallback_seconds: the interval between these queries.
+        states: returns a number per topic that changes with the topic, to detect lost notices.
+        fallback_seconds: the interval between calls of `states`.
         failed: called after each failure, in any thread.
         retry_seconds: the pause after a first failure; it doubles with each further failure.
         clock: returns a monotonic time in seconds.
@@ -122,17 +124,21 @@ class Notifier:
         self._thread = threading.Thread(target=self._hear, name="notices", daemon=True)
 
     async def start(self) -> None:
-        """Start the thread that receives notices, and the asyncio task that queries topics."""
+        """Start the thread that receives notices of changed topics from the database.
+
+        Also start the asyncio task that queries the topics periodically, because a notice may be
+        lost.
+        """
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         self._fallback = asyncio.create_task(self._ask_now_and_then())
 
     @property
     def seconds_without_notices(self) -> float:
-        """Return the seconds since the notifier was last able to receive notices.
+        """Return the seconds since the thread last waited for database notices without an error.
 
-        The value is infinite if the thread that receives notices, or the asyncio task that queries
-        the topics, has ended.
+        The value is infinite if the thread has ended. It is also infinite if the asyncio task that
+        detects lost notices has ended.
         """
         if not self._thread.is_alive() or self._fallback.done():
             return math.inf
@@ -149,8 +155,8 @@ class Notifier:
     def listening(self, *topics: str) -> Iterator[Subscription]:
         """Yield a subscription to these topics, which ends with the context.
 
-        A change that precedes the subscription causes no notice. Therefore query the database in
-        the context before the first wait.
+        A change before the subscription does not wake the subscription. So query the database
+        inside the context before the first wait.
         """
         subscription = Subscription()
         with self.telling(subscription, *topics):
@@ -158,7 +164,7 @@ class Notifier:
 
     @contextmanager
     def telling(self, listener: Listener, *topics: str) -> Iterator[None]:
-        """Within the context, call `listener.wake` with each of these topics that is announced."""
+        """Within the context, call `listener.wake(topic)` whenever one of these topics changes."""
         for topic in topics:
             self._ears[topic].add(listener)
         try:
@@ -223,13 +229,15 @@ class Notifier:
             before = await self.ask(before)
 
     async def ask(self, before: Mapping[str, int]) -> Mapping[str, int]:
-        """Query the states of all subscribed topics, and wake the listeners of changed topics.
+        """Query the subscribed topics, and wake the listeners of the topics that have changed.
+
+        The query returns a number for each topic. The number changes with the topic.
 
         Args:
-            before: the states that the previous call returned.
+            before: the numbers that the previous call returned.
 
         Returns:
-            the current states, or `before` if the query fails.
+            the current numbers, or `before` if the query fails.
         """
         topics = list(self._ears)
         try:

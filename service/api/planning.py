@@ -1,8 +1,8 @@
-"""Reads and plans models in child processes, within limits of time and memory.
+"""Reads models and partitions them into workloads, in child processes with time and memory limits.
 
 A crafted or very large model can make reading slow, exhaust memory or crash the process. Then only
-the child process and the request fail, not the web process. Tokens take turns: even if one token
-sends many requests, other tokens get a child process.
+the child process and the request fail, not the web process. The tokens of clients take turns: even
+if one token sends many requests, other tokens get a child process.
 """
 
 from __future__ import annotations
@@ -96,8 +96,11 @@ class Planning:
     async def check_job(self, check: JobCheck, asker: str) -> None:
         """Check that a model can be tuned with a job's options and sample inputs.
 
+        A child process partitions the model into workloads, as the tuner will do. `asker` is the id
+        of the token that sent the job.
+
         Raises:
-            ApiProblem: if the job cannot be planned; the problem states the reason.
+            ApiProblem: if the check fails; the problem states the reason.
         """
         async with AsyncExitStack() as stack:
             path = await stack.enter_async_context(self._local(check.digest))
@@ -112,9 +115,14 @@ class Planning:
             await self._ask(asked, f"model '{check.digest}'", asker)
 
     def knows(self, question: KeptQuestion[Any], asker: str) -> bool:
-        """Whether `find` can answer without starting another computation for this asker.
+        """Whether `find` would return a result without starting a new computation.
 
-        This holds if the answer is cached or being computed, or if the asker already waits for it.
+        This holds if the result is cached or being computed. It also holds if an earlier call with
+        the same question and asker still waits.
+
+        Args:
+            question: the computation, such as listing a model's workloads.
+            asker: the id of the token that requests the result.
         """
         key = question.key()
         return (
@@ -122,13 +130,17 @@ class Planning:
         )
 
     async def find(self, question: KeptQuestion[T], asker: str) -> T:
-        """Return the answer to a question, from the cache or from a child process.
+        """Return the result of a computation, from the cache or from a child process.
 
-        Several tokens may ask the same question at once. Each waits for its turn; the first that
-        gets one starts the computation, and all share its answer.
+        The tokens (askers) take turns. If several tokens request the same computation, it runs
+        once, at the first turn of one of them. All of them get its result.
+
+        Args:
+            question: the computation, such as listing a model's workloads.
+            asker: the id of the token that requests the result.
 
         Raises:
-            ApiProblem: if the computation fails, or too many questions wait.
+            ApiProblem: if the computation fails, or too many computations wait.
         """
         key = question.key()
         kept: T | None = self._cache(question).get(key)
@@ -144,9 +156,14 @@ class Planning:
         return self._kept.setdefault(type(question), LRU(question.MOST_BYTES))
 
     async def _make(self, key: str, question: KeptQuestion[T], asker: str) -> T:
-        """Wait for the asker's turn, and compute the answer.
+        """Wait for the token's turn, run a computation in a child process, and return the result.
 
-        The answer is not computed again if another asker has computed it, or is computing it.
+        If the computation has run or started for another token meanwhile, return that result.
+
+        Args:
+            key: the cache key of the computation.
+            question: the computation, such as listing a model's workloads.
+            asker: the id of the token.
         """
         async with AsyncExitStack() as stack:
             measured = Measured(question)
@@ -186,10 +203,12 @@ class Planning:
 
     @asynccontextmanager
     async def _turn(self, asker: str) -> AsyncIterator[None]:
-        """Within the context, occupy a child process, after waiting for the asker's turn.
+        """Wait for the turn of a token, and reserve a child process within the context.
+
+        `asker` is the id of the token.
 
         Raises:
-            ApiProblem: 503, if too many questions wait already.
+            ApiProblem: 503, if too many requests wait already.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -204,10 +223,14 @@ class Planning:
             yield
 
     async def _answered(self, question: Question, what: str) -> Any:
-        """Return a child process's answer to a question.
+        """Run a computation in a child process, and return its result.
 
-        `what` names the subject in error messages. If the pool breaks because an idle child was
-        killed, the question is sent again once.
+        If the process pool breaks because an idle child was killed, the computation is sent once
+        more.
+
+        Args:
+            question: the computation, such as listing a model's workloads.
+            what: the name of the model or file, for error messages.
 
         Raises:
             ApiProblem: if the child rejects the model, takes too long, or crashes.
@@ -240,10 +263,13 @@ class Planning:
         return answer
 
     async def _answer(self, question: Question) -> Any:
-        """Send a question to a child process once, and return the answer.
+        """Send a computation (`question`) to a child process once, and return the result.
+
+        The result is a `Refusal` if the child rejects the model.
 
         Raises:
-            BrokenProcessPool: if the pool of processes ended before a child received the question.
+            BrokenProcessPool: if the pool of processes ended before a child received the
+                computation.
         """
         await self._let_go()
         pool = self._started()
@@ -259,7 +285,7 @@ class Planning:
             asked.cancel()
 
     async def _let_go(self) -> None:
-        """Close a broken pool of child processes, so that the next question opens a new one.
+        """Close the pool of child processes if it is broken. The next computation opens a new one.
 
         The pool breaks permanently if an idle child ends. The kernel may kill an idle child when
         memory runs out.

@@ -1,8 +1,9 @@
-"""The questions about untrusted models that a planning process answers, within a memory limit.
+"""Computations on untrusted models, which run in child processes with a memory limit.
 
-This code runs in a child of the web process (`service.api.planning`). Errors that are the user's
-fault are returned as a `Refusal` value, because the project's exceptions cannot be pickled and sent
-to the parent process.
+The web process (`service.api.planning`) starts the child processes. A request for a computation is
+called a question, and its result is called the answer. If the user's model or options are the cause
+of an error, the child returns a `Refusal`. The project's exceptions cannot be pickled and sent to
+the parent process.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class JobCheck:
 
     Attributes:
         digest: the SHA-256 of the model's file.
-        mode: the mode in which the job tunes.
+        mode: the target, threads, numerics and precision for which the job tunes.
         options: the options of the job.
         path: the model's file; `Planning.check_job` sets it.
         samples: the files of sample inputs; `Planning.check_job` sets them.
@@ -120,9 +121,11 @@ class SamplesCheck:
 
 
 class KeptQuestion(ABC, Generic[T]):
-    """A computation for a child process (the question), whose result (the answer) is cached.
+    """A computation that runs in a child process, and whose result is cached.
 
-    Questions of one class for which `asks` returns equal parameters share an answer.
+    The computation is called a question, and its result the answer. A subclass is one kind of
+    question; an instance has the parameters. Instances of one class whose `asks` returns equal
+    parameters share one cached answer.
     """
 
     __slots__ = ()
@@ -133,18 +136,21 @@ class KeptQuestion(ABC, Generic[T]):
     @property
     @abstractmethod
     def subject(self) -> str:
-        """Return the question's subject for error messages, such as "model '5c2e...'"."""
+        """Return the name of the object that is computed on, such as "model '5c2e...'".
+
+        Error messages contain the name.
+        """
 
     @abstractmethod
     def asks(self) -> tuple[object, ...]:
-        """Return all parameters on which the answer depends, as JSON values. `key` hashes them.
+        """Return the parameters that determine the result of the computation, as JSON values.
 
-        The version of the code is not needed, because the cache is lost when the process ends.
+        They form the cache key, without the version of the code: the cache ends with the process.
         """
 
     @abstractmethod
     def run(self) -> T:
-        """Compute the answer, in a child process.
+        """Run the computation in this process, which is a child process, and return the result.
 
         Raises:
             CompilerError: if the model is invalid or not supported.
@@ -153,19 +159,19 @@ class KeptQuestion(ABC, Generic[T]):
         """
 
     def key(self) -> str:
-        """Return a SHA-256 of the question's parameters, in hexadecimal."""
+        """Return the cache key: a SHA-256, in hexadecimal, of the computation's parameters."""
         return hashlib.sha256(canonical_json(self.asks()).encode()).hexdigest()
 
 
 class ModelQuestion(KeptQuestion[T]):
-    """A question whose answer is computed from a model's file."""
+    """A computation whose input is a model's file. It runs in a child process."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def model(self) -> str:
-        """Return the SHA-256 of the model's file."""
+        """Return the SHA-256 of the model's file, which identifies the model."""
 
     @property
     def subject(self) -> str:
@@ -173,12 +179,12 @@ class ModelQuestion(KeptQuestion[T]):
 
     @abstractmethod
     def at(self, path: Path) -> Self:
-        """Return a copy of this question that reads the model from the file at `path`."""
+        """Return a copy of this computation that reads the model from the file at `path`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured(Generic[T]):
-    """Wraps a question. `run` returns its answer and the answer's size in memory, in bytes."""
+    """Runs a computation. `run` returns the result, and the result's size in memory in bytes."""
 
     question: KeptQuestion[T]
 
@@ -189,9 +195,13 @@ class Measured(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
-    """Asks for the workloads of a model in a mode.
+    """Computes the list of a model's workloads (fused subgraphs to tune).
 
-    `dims` has the size, or the range such as "1..512", of each dynamic dimension by name.
+    Attributes:
+        digest: the SHA-256 of the model's file.
+        mode: the target, threads, numerics and precision of the generated code.
+        dims: the size, or the range such as "1..512", of each dynamic dimension by name.
+        path: the model's file.
     """
 
     digest: str
@@ -223,9 +233,10 @@ class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
 
 @dataclass(frozen=True, slots=True)
 class GraphQuestion(ModelQuestion[ModelGraph]):
-    """Asks for the graph of a job's model, with its partition into workloads.
+    """Computes the graph of a job's model, partitioned into workloads (fused subgraphs to tune).
 
-    If the job tunes the model at several combinations of sizes, the graph is for the first.
+    If the job tunes the model at several combinations of sizes, the graph is for the first
+    combination.
     """
 
     check: JobCheck
@@ -250,12 +261,12 @@ class GraphQuestion(ModelQuestion[ModelGraph]):
 
 @dataclass(frozen=True, slots=True)
 class CodeQuestion(KeptQuestion[ShownCode]):
-    """Asks for the code that is generated for a workload with a schedule.
+    """Generates the code for a workload (a fused subgraph to tune) with a schedule.
 
     Attributes:
         text: the workload as text.
         schedule: the schedule as JSON, or None for the untuned schedule.
-        mode: the mode of code generation, with the target.
+        mode: the target, threads, numerics and precision of the generated code.
     """
 
     text: str
@@ -277,14 +288,14 @@ class CodeQuestion(KeptQuestion[ShownCode]):
 
 @dataclass(frozen=True, slots=True)
 class PredictionsQuestion(KeptQuestion[Predicted]):
-    """Asks for the times that cost models predict for trials of a workload.
+    """Computes the times that cost models predict for trials of a workload.
 
     Attributes:
         text: the workload as text.
         target: the target of the trials.
-        trials: the trials.
-        model: the bytes of a stored cost model, or b"" without a stored model.
-        digest: the digest of these bytes, or "".
+        trials: the measured candidates.
+        model: the bytes of the learned cost model from the database; b"" if there is none.
+        digest: the digest of these bytes; "" if there is none.
     """
 
     text: str
@@ -328,10 +339,9 @@ def begin(memory_bytes: int) -> None:
 
 
 def answer(question: Question) -> Any:
-    """Answer a question in this child process.
+    """Run a computation (`question`) in this child process, and return its result.
 
-    If answering raises CompilerError, DatabaseError or MemoryError, a `Refusal` is returned
-    instead.
+    Return a `Refusal` if the computation raises CompilerError, DatabaseError or MemoryError.
     """
     run: Callable[[], Any] = question.run
     try:

@@ -30,9 +30,10 @@ record."""
 
 
 class RecordCache:
-    """Caches the served record of each workload as JSON, until the record changes.
+    """Caches the best record of each workload as JSON.
 
-    Call all methods from one event loop.
+    The best record is the one that lookups return (the served record). It is cached until it
+    changes. Call all methods from one event loop.
     """
 
     def __init__(self, ledger: ClaimLedger, invalidation: Invalidation) -> None:
@@ -44,12 +45,13 @@ class RecordCache:
         self._query = in_thread(self._from_database)
 
     async def find(self, kind: RecordKind, workloads: Collection[str]) -> RecordBytes:
-        """Return the served record of each workload as JSON, by workload key.
+        """Return the best record of each workload as JSON, by workload key.
 
-        The value is b"" for a workload without a served record.
+        The best record is the one that lookups return (the served record). The value is b"" for a
+        workload without a record.
 
         Args:
-            kind: the target key, threads and numerics of the records.
+            kind: the target key, the number of threads and the numerics mode of the records.
             workloads: the keys of the workloads, without duplicates.
 
         Raises:

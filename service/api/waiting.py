@@ -34,10 +34,12 @@ log = structlog.get_logger("tilewright.web")
 class _Queue:
     """The waiting claims for the same targets, in the order in which they are tried next.
 
+    A claim is a worker's call for measurement requests.
+
     Attributes:
         idle: the waiting claims that are neither scheduled for a batch nor in the running batch.
         members: the number of all claims for these targets.
-        announced: the number of notices of new requests so far.
+        announced: how often new measurement requests for the targets were announced so far.
         empty_at: the value of `announced` before the last batch that found no queued request.
     """
 
@@ -54,10 +56,10 @@ class _Queue:
         self._called()
 
     def due(self, most: int) -> list[_Waiter]:
-        """Return up to `most` claims for the next batch.
+        """Return up to `most` claims (workers' calls for measurement requests) for the next batch.
 
-        The result is empty if the last batch found no queued request for the targets, and no notice
-        of a new request has arrived since then.
+        Return an empty list if the last batch found no queued request for the targets, and no new
+        request was announced since then.
         """
         if self.empty_at == self.announced:
             return []
@@ -66,10 +68,11 @@ class _Queue:
 
 
 class _Waiter:
-    """A waiting claim, shared by all HTTP requests that wait for its answer.
+    """A worker's call for measurement requests (a claim), which waits for an answer.
 
-    Two requests wait if the worker has sent the claim again. An unanswered claim is scheduled for
-    the next batch, in the running batch, or idle until a notice announces measurement requests.
+    If the worker has sent the claim again, all its HTTP requests share one waiter. An unanswered
+    claim is scheduled for the next batch, in the running batch, or idle. An idle claim waits until
+    new measurement requests are announced.
     """
 
     def __init__(self, claim: Claim, queue: _Queue, woken: Callable[[_Waiter], None]) -> None:
@@ -118,8 +121,9 @@ class ClaimDispatcher:
     def close(self) -> None:
         """Answer all waiting claims without leases, because the process stops.
 
-        A claim in the running batch gets the result of that batch. A claim that arrives later gets
-        requests only if some are queued at that time; it does not wait.
+        A claim is a worker's call for measurement requests. A claim in the running batch gets the
+        result of that batch. A claim that arrives later does not wait: it gets only requests that
+        are queued at that time.
         """
         self.closed = True
         for queue in self._queues.values():
@@ -157,9 +161,10 @@ class ClaimDispatcher:
 
     @contextmanager
     def _waiting(self, claim: Claim) -> Iterator[_Waiter]:
-        """Yield the waiter of a claim, and remove it when no HTTP request uses it any more.
+        """Yield the `_Waiter` object of a claim (a worker's call for measurement requests).
 
-        If the worker has sent the same claim before, the existing waiter is shared.
+        HTTP requests that repeat a claim share one object. When the last of these requests ends,
+        the object is removed.
         """
         waiter = self._named.get(_name(claim)) or self._enter(claim)
         waiter.askers += 1
@@ -188,9 +193,10 @@ class ClaimDispatcher:
         return waiter
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Remove a waiter for which no HTTP request waits any more.
+        """Remove a waiting claim that no HTTP request awaits any more.
 
-        Leases that no request received are released.
+        A claim is a worker's call for measurement requests. If leases were granted to the claim but
+        not delivered to an HTTP request, they are released.
         """
         queue = waiter.queue
         self._changed.pop(waiter, None)
@@ -215,10 +221,10 @@ class ClaimDispatcher:
             log.warning("leases not given back", worker=worker_id, error=str(error))
 
     def _no_longer(self, waiter: _Waiter) -> None:
-        """End the waiting of a claim.
+        """Let a claim (a worker's call for measurement requests) wait no longer.
 
-        A claim in the running or the next batch gets the result of that batch. Any other claim is
-        answered at once, without leases.
+        An idle claim is answered at once, without leases. A claim in the running or the next batch
+        gets the result of that batch.
         """
         waiter.patient = False
         if waiter in waiter.queue.idle:
@@ -226,9 +232,10 @@ class ClaimDispatcher:
             waiter.answer.set_result(())
 
     def _woken(self, waiter: _Waiter) -> None:
-        """Try a claim again in the next batch, because the state of its worker has changed.
+        """Try a waiting claim again in the next batch, because the state of its worker has changed.
 
-        For example, an unregistered worker gets no leases any more, so its claim stops waiting.
+        A claim is a worker's call for measurement requests. For example, an unregistered worker
+        gets no leases any more, so its claim stops waiting.
         """
         waiter.changed = waiter.looking
         if waiter in waiter.queue.idle:
@@ -241,9 +248,9 @@ class ClaimDispatcher:
             self._serving = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:
-        """Lease measurement requests to the waiting claims, one batch of claims at a time.
+        """Lease measurement requests to the waiting workers, one batch of workers at a time.
 
-        Ends when no claim can get a request before the next notice of new requests.
+        Return when none of them can get a request until new requests are announced.
         """
         try:
             while some := self._due():
@@ -259,10 +266,10 @@ class ClaimDispatcher:
             self._serving = None
 
     def _due(self) -> Sequence[_Waiter]:
-        """Select up to `MOST` claims for the next batch, and mark them as part of it.
+        """Select up to `MOST` claims (workers' calls for measurement requests) for the next batch.
 
         New claims, and claims of workers whose state changed, come first. Then follow claims whose
-        targets may have queued requests.
+        targets may have queued requests. The selected claims are marked as part of the batch.
         """
         some = list(islice(self._changed, MOST))
         for queue in self._queues.values():
@@ -292,9 +299,9 @@ class ClaimDispatcher:
 
 
 def _name(claim: Claim) -> tuple[str, str]:
-    """Return the key of a claim: worker id and claim id.
+    """Return the (worker id, claim id) pair that identifies a worker's claim for requests.
 
-    A claim that is sent again has the same key.
+    A claim that is sent again has the same pair.
     """
     return claim.worker_id, claim.claim_id or ""
 

@@ -32,10 +32,10 @@ do not end the lease."""
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
-    """A heartbeat of a worker, as the API receives it.
+    """A heartbeat request of a worker, as the API receives it.
 
     Attributes:
-        sign: the heartbeat to record.
+        sign: the entry for the database: the worker, and the state of its device.
         leases: the ids of the leases to renew.
         token: the token of the request.
     """
@@ -102,7 +102,10 @@ class WorkerTraffic:
         self._results = Batcher(in_thread(self._save), MOST)
 
     async def own(self, worker_id: str, token: Token) -> Presence:
-        """Return the state of a worker if the token may act for it (see `check_own`).
+        """Return the state of a worker if the token may act for the worker.
+
+        A token may act for a worker that it registered, or that has no owner. An admin's token may
+        act for every worker.
 
         Raises:
             NotFoundError: if no worker has this id.

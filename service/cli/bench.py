@@ -77,8 +77,9 @@ def bench(
     """Time a model with the schedules in the database, interleaved with another engine.
 
     The speed-up is the other engine's time over ours: above 1x, Tilewright is faster. A model with
-    ranges is timed at the size hints of --dim, or at those of its profile. On a worker, the model
-    alternates with its untuned program until the speed-up is certain.
+    dynamic sizes is timed at the sizes after @ in --dim. Without these, it is timed at several
+    sizes of a range of --dim, or else at typical sizes. On a worker, the model alternates with its
+    untuned program until the speed-up is certain.
 
     Example: tilewright bench model.onnx --against onnxruntime
     """
@@ -166,7 +167,7 @@ def _race(
     turns: _Turns,
     tell: Callable[[str], None],
 ) -> tuple[list[_Row], float | None]:
-    """Time the model on each feed; if `peer` is given, it and the model run in turns.
+    """Time the model on each feed. If `peer` is given, another engine and the model run in turns.
 
     Args:
         executable: the compiled model.
@@ -176,7 +177,7 @@ def _race(
         tell: is called with a line of progress before each feed.
 
     Returns:
-        A row per feed and engine, and the largest difference between the engines' outputs as a
+        a row per feed and engine, and the largest difference between the engines' outputs as a
         fraction of the largest output; None without `peer`.
     """
     from tilewright.service.jobs.evidence.verification import largest_model_error

@@ -55,8 +55,9 @@ def diff(
 
 
 def difference_view(found: ModelDifference, everything: bool = False) -> RenderableType:
-    """Return a printable comparison: the facts that differ, and a line per kernel that differs.
+    """Return a printable comparison of two artifacts or jobs.
 
+    It has a table of differing properties, such as the target, and a line per kernel that differs.
     With `everything`, the kernels that are the same on both sides are listed too.
     """
     from rich.console import Group
@@ -78,7 +79,7 @@ def difference_view(found: ModelDifference, everything: bool = False) -> Rendera
 
 
 def _side(given: str, client: Callable[[], Client]) -> ComparedSide:
-    """Return the facts of an artifact or of a job, as one operand of the comparison.
+    """Return the properties and kernels of an artifact or a job, as one side of a comparison.
 
     Args:
         given: the artifact's folder, or the id of a job.
@@ -109,8 +110,9 @@ def _timed(folder: Path) -> dict[str, tuple[int, float]] | None:
     """Time the kernels of an artifact on this machine.
 
     Returns, by kernel name, the number of calls in one run and the total seconds of these calls.
-    The key "" has the seconds of all other instructions. Returns None if this machine cannot run
-    the artifact, or if the sizes of its inputs are not fixed.
+    The key "" has the number and seconds of all instructions that are not kernels, such as copies.
+    Returns None if this machine cannot run the artifact, or if the sizes of its inputs are not
+    fixed.
     """
     from tilewright.compiler.errors import CompilerError
     from tilewright.compiler.runtime.artifact import load_artifact

@@ -49,9 +49,9 @@ def report_view(report: ModelReport, *, legend: bool = True) -> RenderableType:
 
 
 def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> RenderableType:
-    """Return a printable list of all facts about a kernel, without its code.
+    """Return a printable description of a kernel: schedule, operators, times and loops, not code.
 
-    Facts that depend on sizes, such as times, are repeated for each report that contains the
+    Times and other values that depend on sizes are repeated for each report that contains the
     kernel. There is one report per size at which the model was measured.
     """
     lines = [
@@ -72,7 +72,10 @@ def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> Rendera
 
 
 def _facts_at(report: ModelReport, kernel: KernelReport) -> list[tuple[str, str]]:
-    """Return (name, text) pairs: the facts about a kernel that depend on a report's sizes."""
+    """Return lines about a kernel's operations, bytes and time at the sizes of a report.
+
+    Each line is a (label, text) pair.
+    """
     share = report.share(kernel)
     lines = [
         ("operations", _operations(kernel)),

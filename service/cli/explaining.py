@@ -59,9 +59,9 @@ def show_kernels(
     """Report on each kernel of a model: operators, schedule, time relative to the roofline, code.
 
     Compiles with the schedules in the database, runs the model on seeded inputs and times each
-    kernel within the model. For ranges there is one table per size hint of --dim; without hints,
-    the tables are for typical and for the largest sizes. Each table has the kernels that serve its
-    sizes.
+    kernel within the model. A model with dynamic sizes has one table per size after @ in --dim.
+    Without such sizes, the tables are for typical and for the largest sizes. Each table has the
+    kernels that run at its sizes.
 
     Example: tilewright show kernels model.onnx --kernel 3 --nest --asm
     """

@@ -42,12 +42,12 @@ def feeds_of(
     """Return the inputs on which a command runs a model, one feed per size.
 
     With samples, the result has one sample of each size. Otherwise it has random arrays from a
-    fixed seed. Their sizes come from `shares` and `ranges`, from the model's size hints, and from
+    fixed seed. Their sizes come from --dim, from the model's typical sizes (size hints), and from
     the programs of an artifact.
 
     Args:
         executable: the loaded or compiled `model`.
-        model: an ONNX file or an artifact.
+        model: an ONNX file, or the folder of a compiled model (an artifact).
         shares: size hints of --dim, with the fraction of runs that have each size.
         ranges: sizes and ranges of --dim.
         given: samples, and values for random inputs.
@@ -68,9 +68,10 @@ def _feeds_at_hints(
     ranges: Mapping[str, int | str],
     given: GivenInputs,
 ) -> list[Feed]:
-    """Return random inputs at the size hints of a model with a separate program per size.
+    """Return random inputs at the typical sizes (size hints) of a model with one program per size.
 
-    The model is planned again to find the hints, because its programs do not contain them.
+    The compiled programs do not contain the hints. So this function reads and partitions the ONNX
+    model again to find them.
     """
     from tilewright.compiler.runtime.ports import sizes_text
     from tilewright.service.jobs.plan.planning import ModelRequest, plan_sizes
@@ -93,10 +94,11 @@ def _feeds(
     ranges: Collection[str],
     given: GivenInputs,
 ) -> list[Feed]:
-    """Return random inputs at each size at which the model is timed.
+    """Return random inputs, one feed for each size at which the model is timed.
 
-    These sizes are the size hints of ranges, and the sizes for which an artifact has a separate
-    program. Returns an empty list if the model has neither.
+    For a dimension with a range of sizes, these are its typical sizes (size hints). An artifact is
+    also timed at each size for which it has a separate program. Return an empty list if the model
+    has no size of either kind.
     """
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.guarded import GuardedModel

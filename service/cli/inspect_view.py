@@ -15,7 +15,7 @@ from tilewright.service.show.units import percent, quantity, size
 
 
 def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableType:
-    """Return a printable summary of a model: its facts, and a table of its workloads.
+    """Return a printable summary of a model: inputs, outputs, operations, memory and workloads.
 
     `names` has the name of each workload by its workload key; workloads without a name show their
     operators.
@@ -58,9 +58,9 @@ def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableTy
 
 
 def open_inputs(ports: ModelPorts) -> list[str]:
-    """Return a line that lists the inputs with dynamic dimensions, by their names in --dim.
+    """Return one line that names the inputs with dynamic dimensions, as a list of one element.
 
-    The result is a list of this line, or an empty list if all dimensions are fixed.
+    Each dimension has the name that --dim uses. The list is empty if all dimensions are fixed.
     """
     listed = [
         f"{name} {dims_text(dims)}"

@@ -68,8 +68,8 @@ def show_graph(
 ) -> None:
     """Show a model's operators, parameters, MACs, memory traffic and workloads.
 
-    For an artifact, show its programs and their sizes. For ranges, the figures are at the size
-    hints.
+    For an artifact, show its programs and their sizes. If a dimension has a range of sizes, the
+    figures are for one of them: a size after @ in --dim, or else a typical size.
 
     Example: tilewright show graph model.onnx --dim batch=1
     """
@@ -409,18 +409,18 @@ def served_facts(selected: SelectedSchedules) -> dict[str, Any]:
 
 
 def known_facts(known: KnownModel | None) -> list[dict[str, Any]]:
-    """Return the selected schedules of a compiled model as plain data (`served_facts`).
+    """Return which schedules were selected for a compiled model, as data for `json.dumps`.
 
-    The list has an element per compiled program. It is empty for an artifact, whose `known` is
-    None.
+    The list has an element per compiled program; `served_facts` describes the elements. It is empty
+    for an artifact, for which `known` is None.
     """
     return [] if known is None else [served_facts(selected) for selected in known.selected]
 
 
 def tell_served(known: KnownModel | None) -> None:
-    """Print which schedules a compiled model uses, and why.
+    """Print which schedules each program of a compiled model uses, and why.
 
-    Print nothing for an artifact (None).
+    `known` has the selected schedules. It is None for an artifact, and then nothing is printed.
     """
     if known is None:
         return
@@ -431,7 +431,11 @@ def tell_served(known: KnownModel | None) -> None:
 
 
 def artifact_sizes(folder: Path, dims: Mapping[str, int | str]) -> tuple[dict[str, int], Shares]:
-    """Return the sizes and the size hints that --dim states for an artifact.
+    """Return the sizes and the typical sizes (size hints) that --dim states for a compiled model.
+
+    Args:
+        folder: the compiled model (an artifact).
+        dims: the size or text of --dim by dimension, such as 16 or "@128" for a hint.
 
     Raises:
         UserError: if --dim states a range, because an artifact's ranges are fixed.
@@ -455,10 +459,11 @@ def opened(
     dims: Mapping[str, int | str],
     tell: Callable[[str], None] = lambda _step: None,
 ) -> Iterator[tuple[Model, KnownModel | None]]:
-    """Load an artifact, or compile a model with the schedules in the database.
+    """Yield a model that can run: load an artifact, or compile an ONNX file.
 
-    Yields the model, and its KnownModel, which is None for an artifact. Calls `tell` with a line of
-    progress before it compiles, because a compilation may take long.
+    Also yield the compiler of the ONNX file (`KnownModel`), which has the schedules that it
+    selected in the database. For an artifact, yield None instead. Before compiling, call `tell`
+    with a line of progress, because a compilation may take long.
     """
     if model.is_dir():
         # loading an artifact needs neither the compiler nor the database

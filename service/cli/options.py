@@ -114,7 +114,9 @@ def _bare(annotation: Any) -> tuple[Any, Between | None]:
 
 
 def check_artifact(options: ModeOptions, folder: Path) -> None:
-    """Check that mode options suit an artifact, whose mode is fixed except for its threads.
+    """Check that code generation options suit an artifact (a compiled model in `folder`).
+
+    The code of an artifact is fixed. Only its number of threads can be chosen.
 
     Raises:
         UserError: if an option other than the threads differs from its default.

@@ -52,9 +52,10 @@ def show_time(
 ) -> None:
     """Show the time of each kernel, copy and native function of a run, in order.
 
-    The model runs on seeded inputs with the schedules in the database. `show kernels` describes
-    the kernels. Ranges give a table per size hint of --dim, or per typical and largest size. For
-    an artifact, --dim states only hints, NAME=@HINT.
+    The model runs on seeded inputs with the schedules in the database. `show kernels` describes the
+    kernels. A model with dynamic sizes has one table per size after @ in --dim. Without such sizes,
+    the tables are for typical and for the largest sizes. For an artifact, --dim has only such
+    sizes: NAME=@SIZE.
 
     Example: tilewright show time model.onnx --trace trace.json
     """
@@ -148,10 +149,20 @@ def _of_stages(
     where: tuple[str, str, int],
     operators: Mapping[str, Sequence[str]] | None = None,
 ) -> list[ModelProfile]:
-    """Profile each segment of a segmented model in the order of execution, on random inputs.
+    """Profile a model that consists of several segments, on random inputs.
 
-    `where` is the target's name, the device's model name and the number of threads. `operators` has
-    the operators of each kernel by kernel name, if they are known.
+    A model has segments if its data determine sizes. The results of each segment determine the
+    sizes of the next one. Each segment has its own program.
+
+    Args:
+        executable: the compiled model.
+        given: the user's values for inputs; other inputs are random.
+        stated: typical sizes of --dim, with the fraction of runs that have each size.
+        where: the target's name, the device's model name and the number of threads.
+        operators: the operators of each kernel by kernel name, if they are known.
+
+    Returns:
+        one profile per size and segment, in the order of execution.
     """
     from tilewright.service.jobs.inputs.segment_inputs import DRAWN, staged_inputs
     from tilewright.service.jobs.report.profiling import SAMPLES, ModelProfile, steps_of
@@ -224,7 +235,10 @@ def _of_known_stages(
     dims: Mapping[str, Sequence[int | str]],
     on: str | None,
 ) -> list[ModelProfile]:
-    """Compile a model with data-dependent sizes, and profile its segments on this machine.
+    """Compile a model whose data determine sizes, and profile its programs on this machine.
+
+    The model runs as several programs. The results of each program determine the sizes of the next
+    one. Returns one profile per size and program.
 
     Raises:
         UserError: if `on` names a worker, because workers do not profile such models.

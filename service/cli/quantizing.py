@@ -204,7 +204,7 @@ def _samples(
         calibration: a file or folder of samples or images; None for random samples.
         method: the quantisation method. Static int8 needs `calibration` or `random`.
         dims: sizes of --dim by dimension.
-        pictures: the texts of the options for images, by option.
+        pictures: the user's text for each image option, such as "--mean"; None if not given.
         random: whether `--random` is given.
 
     Raises:

@@ -132,7 +132,7 @@ def export(
         bool, typer.Option("--json", help="With --output: print what was written as JSON")
     ] = False,
 ) -> None:
-    """Write the served records as signed JSON lines.
+    """Write the records that lookups return as signed JSON lines.
 
     Example: tilewright record export -o ours.jsonl --target znver4
     """
@@ -263,11 +263,10 @@ def _storage() -> Iterator[Storage]:
 def _views(
     records: Sequence[StoredRecord], storage: Storage, *, every_name: bool
 ) -> list[StoredRecordView]:
-    """Return records as views, with the names of their workloads.
+    """Convert tuning records to response bodies of the REST interface, with their workloads' names.
 
-    Workloads are stored without names. This function first computes and stores missing names: all
-    of them if `every_name` is true, and otherwise only as many as one batch has, so that it is
-    fast.
+    The names are computed and stored on first use. If `every_name` is true, all missing names are
+    computed first. Otherwise only a limited number of them is computed, so that the call is fast.
     """
     from tilewright.service.api.record_views import stored_record_view
     from tilewright.service.jobs.knowledge.families import name_workloads

@@ -375,10 +375,12 @@ def find_records(
 def _target_name(given: str, key: str) -> str:
     """Return the name of a target for users.
 
+    Return `given`, unless it is "host". For "host", return the name of the known target with the
+    key `key`. If no known target has this key, return "host (KEY)" with the start of the key.
+
     Args:
-        given: the value of --target. It is the result, unless it is "host".
-        key: the key of the target. For "host", the result is the name of the known target that has
-            this key, or else "host (KEY)" with the start of the key.
+        given: the value of --target.
+        key: the key of the target.
     """
     if given.partition(":")[0] != "host":
         return given

@@ -76,7 +76,7 @@ def _list(storage: Storage, out: Console) -> None:
 
 
 def _facts(run: StoredRun) -> dict[str, Any]:
-    """Return the facts of a recorded tuning run as plain data for `json.dumps`."""
+    """Return the counts, times and state of a recorded tuning run as data for `json.dumps`."""
     return {
         "id": run.id,
         "tasks": len(run.inputs),
@@ -137,10 +137,10 @@ def _repeat(storage: Storage, run: StoredRun, curve: Path | None, out: Console) 
 
 
 def _retold(run: StoredRun, result: Repeated) -> dict[str, Any]:
-    """Return the facts and the replay of a tuning run as plain data for `json.dumps`.
+    """Return a recorded tuning run and its replay as plain data for `json.dumps`.
 
-    The replay adds the number of candidates by origin, and the curve: the model's time after each
-    number of trials.
+    The replay has the number of candidates by origin, such as the search or the default. It also
+    has the curve: the model's time after each number of trials.
     """
     from tilewright.tuner.events import Progress
 

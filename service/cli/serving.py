@@ -189,8 +189,8 @@ def url_host(host: str) -> str:
 def _local_worker(settings: Settings, port: int) -> list[str]:
     """Return the arguments of `server worker` for the service on this port, without TLS.
 
-    The worker's spool is in the service's data folder, so that no other worker of this user shares
-    it.
+    The worker stores unreported results in the service's data folder. So it does not share them
+    with another worker of this user.
     """
     import ipaddress
 
@@ -333,7 +333,7 @@ CoresOption = Annotated[
 
 
 def as_arguments(**options: object) -> list[str]:
-    """Return options as words of a command line: ["--sandbox-mib", "2048"] for sandbox_mib=2048.
+    """Return options as command-line arguments: ["--sandbox-mib", "2048"] for sandbox_mib=2048.
 
     Options that are None are left out.
     """

@@ -1,4 +1,4 @@
-"""The commands by their words, such as `job` and `list`, in the order of `tilewright --help`."""
+"""The table of all commands by name, such as `job list`, in the order of `tilewright --help`."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ TREE: Mapping[str, Command | CommandGroup] = {
 
 
 def paths() -> Iterator[str]:
-    """Yield the words of each command, such as "job list", in the order of the help."""
+    """Yield the name of each command, such as "job list", in the order of the help."""
     for word, found in TREE.items():
         if isinstance(found, CommandGroup):
             yield from (f"{word} {second}" for second in found.commands)

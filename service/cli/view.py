@@ -109,9 +109,9 @@ def worker_table(listed: Sequence[WorkerView]) -> Table:
 
 
 def selected_line(selected: SelectedSchedules) -> str:
-    """Return a line on a model's schedules: which are used, and why.
+    """Return a line that states which schedules a model uses, and why.
 
-    It states how many workloads have a record.
+    The line also states how many of the model's workloads have a tuning record.
     """
     known = known_text(selected.known, selected.workloads, selected.related)
     if not (selected.known or selected.related):
@@ -120,7 +120,7 @@ def selected_line(selected: SelectedSchedules) -> str:
 
 
 def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> Table:
-    """Return a table with a row per stage: its total milliseconds, and how often it ran."""
+    """Return a table of compilation stages: the total milliseconds and executions of each."""
     described: tuple[Column[StageTime], ...] = (
         Column("stage", lambda stage: stage.stage, CellKind.TEXT),
         Column("ms", lambda stage: f"{stage.seconds * 1e3:.1f}"),

@@ -32,9 +32,9 @@ class Retries:
     def opened(self) -> None:
         """Record the time at which an event stream was opened.
 
-        If the stream breaks later than `LAST_PAUSE_SECONDS` after this time, it counts as an answer
-        of the service, even without events. So a proxy that repeatedly closes idle streams does not
-        exhaust the time limit while a job emits no events.
+        If the stream then stays open for more than `LAST_PAUSE_SECONDS`, the time limit starts
+        again when it breaks, even if no event arrived. So a proxy that repeatedly closes idle
+        streams does not exhaust the time limit while a job emits no events.
         """
         self._opened = self._clock()
 

@@ -81,14 +81,14 @@ class CodeFigures:
 def _table(
     title: str, sides: Sequence[CodeSide], facts: Callable[[CodeView | None], Mapping[str, str]]
 ) -> Table:
-    """Return a table with a row per fact and a column per schedule.
+    """Return a table that compares schedules: a row per property, a column per schedule.
 
-    Facts that differ between the schedules come first, in bold.
+    Properties that differ between the schedules come first, in bold.
 
     Args:
         title: the title of the column of names.
         sides: the schedules.
-        facts: returns the facts about a schedule by name, such as the values of its knobs. Its
+        facts: returns the properties of a schedule by name, such as the values of its knobs. Its
             argument is None for a schedule without code.
     """
     found = [facts(side.code) for side in sides]

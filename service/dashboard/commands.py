@@ -51,7 +51,7 @@ def worker_commands(server: str) -> list[tuple[str, str]]:
 
 
 def _submission(job: JobView) -> list[str]:
-    """Return the words of the command that submits a job again with the same options.
+    """Return the arguments, quoted for a shell, that submit a job again with the same options.
 
     Raises:
         OptionError: if the job has an option that this release does not define.

@@ -69,7 +69,7 @@ def compare(
 def _side(
     request: Request, job: JobView, storage: Storage, token: Token
 ) -> tuple[ComparedSide, bool]:
-    """Return the facts of a job for the comparison, with up to `MOST_ROWS` of its tasks.
+    """Return a job as one side of the comparison, with up to `MOST_ROWS` of its tasks.
 
     Also return whether the job has more tasks.
     """

@@ -71,11 +71,15 @@ def page(request: Request, template: str, status: int = 200, **shown: Any) -> HT
 
 
 def first_page(request: Request, limit: int) -> tuple[Pages, Response]:
-    """Return the two arguments with which a web page calls a REST route for an additional list.
+    """Prepare the call of a REST route for the first `limit` items of an additional list.
 
-    The first argument selects the first `limit` items. A page token in the address of the web page
-    is ignored, because it belongs to the main list. The second argument is an empty response. The
-    route adds headers to it, from which `has_more` returns whether the list is longer.
+    The additional list is shown next to the main list of a web page. A page token in the page's
+    address is ignored, because it belongs to the main list.
+
+    Returns:
+        the two arguments of the route: the page of the list to return, and an empty response. The
+        route adds headers to the response. From these headers, `has_more` determines whether the
+        list is longer.
     """
     response = Response()
     return Pages(request, response, limit, None), response

@@ -95,7 +95,7 @@ def export(
     token: Reader,
     target: routes.TargetQuery = None,
 ) -> Response:
-    """Return served records as a download of signed JSON lines.
+    """Return the records that lookups return, as a download of signed JSON lines.
 
     `target` selects one target; None selects all.
     """
@@ -138,7 +138,7 @@ async def withdraw(
 
 @router.get("/records/{record_id}")
 def record(request: Request, record_id: str, storage: StorageDep, token: Reader) -> Response:
-    """Show one record: its schedule, its certificate, and the workers that measured it."""
+    """Show one record: its schedule, its measurements, and the workers that measured it."""
     found = routes.shown_record(record_id, storage, token)
     names = target_names(storage)
     workload = storage.workloads.workloads([found.record.workload_key])

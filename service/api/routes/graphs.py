@@ -41,7 +41,7 @@ async def get_graph(
 
 
 def graph_question(job_id: str, storage: Storage, token: Token) -> GraphQuestion:
-    """Return the question that a planning process answers with the graph of a job's model.
+    """Return the computation of the graph of a job's model, ready to run in a child process.
 
     Raises:
         NotFoundError: if the token may not see the job, or it does not exist.

@@ -46,7 +46,8 @@ async def checked_job(
 ) -> JobTarget:
     """Check that a model can be tuned with the options of a job request. Return the job's target.
 
-    The check plans the model in a child process, without occupying a thread.
+    To check this, a child process partitions the model into workloads, as the tuner will do. No
+    thread waits meanwhile.
     """
 
     def found() -> tuple[JobCheck, JobTarget]:

@@ -140,10 +140,11 @@ def _code_question(found: TaskOfJob, storage: Storage, untuned: bool) -> CodeQue
 def _predictions_question(
     found: TaskOfJob, storage: Storage
 ) -> tuple[int | None, PredictionsQuestion]:
-    """Return the version of the promoted cost model, and the question for a planning process.
+    """Return a cost model's version, and the computation of its predictions for a task's trials.
 
-    The question contains the cost model. The version is None, and the question has no cost model,
-    if none is promoted or the task has no trials.
+    The cost model is the target's promoted one. The computation contains the model, and is ready to
+    run in a child process. If no cost model is promoted or the task has no trials, the version is
+    None and the computation has no cost model.
     """
     job, workload = found.job, found.task.workload_key
     mode = mode_of(job, storage)

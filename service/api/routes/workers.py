@@ -36,7 +36,10 @@ router = APIRouter(tags=["workers"], route_class=GatedRoute)
 
 
 def own_worker(storage: Storage, worker_id: str, token: Token) -> None:
-    """Check that the token may act for a worker (see `check_own`).
+    """Check that the token may act for a worker.
+
+    A token may act for a worker that it registered, or that has no owner. An admin's token may act
+    for every worker.
 
     Raises:
         NotFoundError: if no worker has this id.

@@ -9,7 +9,10 @@ from tilewright.service.api.schemas.fields import Key
 
 
 class StepKernelView(View):
-    """A workload that a step of the model's plan executes, and how often per run of the step."""
+    """A workload (a fused subgraph) that a step of the model executes.
+
+    `runs` states how often one execution of the step executes the workload.
+    """
 
     workload_key: Key
     runs: float = Field(description="In one run of the step", examples=[1.0])

@@ -25,7 +25,8 @@ from tilewright.service.api.schemas.options import ModeRequest
 class IntervalView(View):
     """A confidence interval for the time of an undisturbed run, in seconds.
 
-    `coverage` is the confidence level. `high` is the fastest measured run.
+    `coverage` is the confidence level. `high` is the fastest measured run, because disturbances
+    only lengthen a run.
     """
 
     low: Seconds

@@ -80,9 +80,10 @@ class OptionsBody(RequestBody):
 
 
 class ModeRequest(OptionsBody, options=(ModeOptions,)):
-    """A request body with the fields of a `Mode`, except the target.
+    """A request body with options of code generation, such as threads, numerics and precision.
 
-    The service adds the target, which it resolves by name.
+    The options are the fields of a `Mode` without its target. The service adds the target, which it
+    finds by name.
     """
 
     @property
@@ -90,5 +91,5 @@ class ModeRequest(OptionsBody, options=(ModeOptions,)):
         return ModeOptions(*(getattr(self, each.name) for each in option_fields(ModeOptions)))
 
     def mode(self, target: Target) -> Mode:
-        """Return the mode that consists of `target` and this body's options."""
+        """Return the code generation mode that has the given target and this request's options."""
         return self.mode_options.mode(target)

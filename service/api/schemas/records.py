@@ -67,8 +67,9 @@ class WithdrawRequest(RequestBody):
 class WithdrawView(View):
     """The effects of a withdrawal.
 
-    `records` are withdrawn, `restored` are served again in their place, and `jobs` were notified.
-    `trials` and `verdicts` are the numbers of withdrawn trials and race verdicts.
+    `records` are withdrawn. Lookups now return the earlier records `restored` instead. `jobs` were
+    notified. `trials` is the number of withdrawn trials. `verdicts` is the number of withdrawn
+    races, which compared whole programs by time.
     """
 
     records: list[Id]
@@ -86,8 +87,8 @@ class RefusedLine(View):
 class ImportView(View):
     """The numbers of imported lines by outcome, and the rejected lines.
 
-    `served` records are served now. `slower` ones are stored, but a faster record is served.
-    `known` ones were already stored.
+    Lookups now return the `served` records. `slower` records are stored, but lookups return faster
+    ones. `known` records were already stored.
     """
 
     served: int

@@ -335,7 +335,7 @@ class AsyncClient(AsyncConnection):
     async def answer(
         self, workload: str, target: str, threads: int = 1, numerics: str = "fast"
     ) -> AnswerView:
-        """Return the schedule to use for a workload, tuned or not, and its certainty.
+        """Return the schedule to use for a workload, tuned or not, and its expected loss of speed.
 
         Args:
             workload: the workload's key.
@@ -363,15 +363,21 @@ class AsyncClient(AsyncConnection):
     async def records(
         self, workload: str | None = None, target: str | None = None, limit: int = 100
     ) -> Records:
-        """Return up to `limit` records and their states, the newest first.
+        """Return up to `limit` tuning records with their review states, the newest first.
 
-        `target` is a target's key or name, or a worker's name or id.
+        Args:
+            workload: a workload's key; None for all.
+            target: a target's key or name, or a worker's name or id; None for all.
+            limit: the largest number of records.
         """
         params = _given(workload=workload, target=target)
         return Records(await self._views(StoredRecordView, "/v1/records", params, most=limit))
 
     async def coverage(self) -> list[CoverageView]:
-        """Return the number of workloads with a served record, per operator, target and threads."""
+        """Return the number of tuned workloads per operator, target and number of threads.
+
+        A workload counts if lookups return a record for it.
+        """
         return await self._views(CoverageView, "/v1/records:coverage", most=None)
 
     async def withdraw(

@@ -159,6 +159,9 @@ class AsyncConnection:
     async def _stream(self, path: str, after: int, retries: Retries) -> AsyncIterator[JobEventView]:
         """Yield the job events with numbers above `after`, until the service ends the stream.
 
+        `retries` is told when the stream opens: an open stream shows that the service can be
+        reached.
+
         Raises:
             UnreachableError: if the connection breaks.
         """

@@ -104,16 +104,18 @@ class Device(Protocol):
         """The largest total size, in bytes, of the outputs that one call of `check` may fetch."""
 
     def second_opinion(self, first: ClaimReporter) -> Device:
-        """Return the device on which to repeat a measurement by the reporter `first`.
+        """Return a device that repeats a measurement of the worker `first`.
 
-        It consists of other workers than `first` if any are alive, otherwise of the same workers.
+        It consists of other workers than `first` if any are alive, and otherwise of the same
+        workers.
         """
 
     def worth(self, first: ClaimReporter) -> Attestation:
-        """Return the attestation that a claim by `first` gets if `second_opinion` confirms it.
+        """Return how trustworthy a measurement by `first` becomes if a repetition confirms it.
 
-        For example, a confirmation by a worker of another owner is worth more than a confirmation
-        by the same worker.
+        The attestation states how many workers, of how many owners, measured. For example, a
+        confirmation by a worker of another owner is worth more than one by the same worker. The
+        device that `second_opinion` returns would run the repetition.
         """
 
     def runs(self, target: Target) -> bool:

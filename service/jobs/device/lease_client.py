@@ -142,8 +142,8 @@ class LeaseClient:
     def workers(self, target_key: str) -> Sequence[RegisteredWorker]:
         """Return the workers that run a target and that the job may use, healthy workers first.
 
-        A worker that did not lease the requests offered to it (`pass_on`) comes after the others of
-        the same health.
+        A worker that did not lease the requests offered to it comes after other workers of equal
+        health.
         """
 
         def order(worker: RegisteredWorker) -> tuple[bool, int, int]:

@@ -40,9 +40,10 @@ class LeasedDevice(ProgramRuns):
     """A device that measures kernels and runs programs on remote workers. A context manager.
 
     All program runs of a job go to one worker (`RunQueue`). Kernels are measured by all workers of
-    the target; if workers are named, one of them measures at a time (`RemoteRunner`). Methods that
-    run code raise DeviceError if no worker completes the run, Interrupted if this process must
-    release the job, and JobCancelled if the user has cancelled the job.
+    the target; if workers are named, one of them measures at a time (`RemoteRunner`).
+
+    Methods that run code raise DeviceError if no worker completes the run. They raise Interrupted
+    if this process must release the job, and JobCancelled if the user has cancelled the job.
 
     Args:
         storage: the queue, the workers and the blobs.
@@ -56,8 +57,8 @@ class LeasedDevice(ProgramRuns):
             no worker can take a run for `absent_seconds`. Otherwise they raise DeviceError.
         limit_seconds: the wall-time limit of each step of a run: loading a program, or running it
             once.
-        second: whether this device repeats measurements to review a claim. The results of the
-            reviewed measurements are then never reused.
+        second: whether this device repeats earlier measurements to confirm them. It then never
+            reuses the results of the earlier measurements.
         canaries: whether kernel measurements also wait for workers in quarantine, of which each
             gets one request as a test.
         priority: the priority of this job's kernel measurements relative to other jobs'.

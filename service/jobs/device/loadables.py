@@ -41,9 +41,9 @@ def of_compiled(compiled: CompiledProgram) -> Loadable:
 
 
 def at_sizes(compiled: CompiledProgram, planned: Planned) -> Loadable:
-    """Return a compiled program as a Loadable for the fixed sizes of a plan.
+    """Return a compiled program as a Loadable for the fixed sizes of `planned`.
 
-    The sizes replace the dynamic dimensions of the program.
+    These sizes replace the dynamic dimensions of the program.
     """
     program = compiled.program
     if program.dimensions:
@@ -54,8 +54,9 @@ def at_sizes(compiled: CompiledProgram, planned: Planned) -> Loadable:
 def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:
     """Return one program of an artifact as a Loadable.
 
-    It is the program for the sizes of the plan `planned` and, if the model runs in several
-    segments, for the plan's segment. The code and the weights are read from the artifact's files.
+    An artifact may have a program per combination of sizes. A model whose data determine sizes runs
+    as several segments, with a program per segment. `planned` states the sizes and the segment of
+    the program to return. The code and the weights are read from the artifact's files.
 
     Raises:
         ArtifactError: if the artifact does not support these sizes.

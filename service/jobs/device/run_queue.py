@@ -133,11 +133,12 @@ class RunQueue:
     def _submit(
         self, request: RunRequest, blobs: Blobs, worker: RegisteredWorker, target: Target
     ) -> str:
-        """Queue a request, unless the queue already has it, and return its name in the queue.
+        """Queue a request for a run, and return the request's name in the queue.
 
-        A request is queued again, under a new name, in two cases: an earlier attempt ended without
-        a usable result; or it is a race that this process has already run, whose repetition must be
-        a new sample.
+        A request that is already in the queue is not queued again, with two exceptions. The first
+        is a request whose earlier attempt ended without a usable result. The second is a race (a
+        comparison of programs by time) that this process has already run, because its repetition
+        must be a new sample. In both cases the request gets a new name.
         """
         salt = (worker.id, self._opinion) if self._opinion else (worker.id,)
         base = request_name(request, *salt, 0)

@@ -1,4 +1,4 @@
-"""Finds the targets that a worker's device can run, from the facts that the worker reports."""
+"""Finds the targets that a worker's device can run, from the worker's report of its CPU."""
 
 from __future__ import annotations
 
@@ -20,23 +20,28 @@ def runnable_targets(
 ) -> tuple[str, ...]:
     """Return the keys of the targets for which a worker measures, best first.
 
-    If the worker names targets, these are returned in the same order. Otherwise the best target for
-    its device comes first, followed by all other targets that the device can run: targets that the
-    compiler describes, this machine's `host` target, and targets that jobs have used. The best
-    target and the `host` target also occur with narrower vectors, such as 128 instead of 256 bits.
-    If the device has the same CPU as this machine, the `host` target comes first, because its
-    description is more detailed. Targets that the compiler does not describe are stored, so that a
-    job can refer to them by key.
+    If the worker names targets, these are returned in the same order. Otherwise the targets that
+    its device can run are returned:
+
+    - the best target for the device, which comes first;
+    - this machine's `host` target, which comes first instead if the device has the same CPU,
+      because its description is more detailed;
+    - all targets that the compiler describes, and those that jobs have used.
+
+    The best target and the `host` target also occur with narrower vectors, such as 128 instead of
+    256 bits. Targets that the compiler does not describe are stored, so that a job can refer to
+    them by key.
 
     Args:
         named: the names or keys of targets that the worker lists; empty to detect them.
-        device: the JSON form of the worker's facts; not read if targets are named. A worker without
-            facts has no targets.
+        device: the worker's description of its device, such as CPU and features, as JSON
+            (`DeviceFacts`). It is not read if targets are named. A worker without a description has
+            no targets.
         storage: the database with the targets of jobs.
 
     Raises:
         UnknownTargetError: if a listed name is not a target, or the device runs no target.
-        InvalidFactsError: if the facts are impossible for a device.
+        InvalidFactsError: if the description is impossible for a device.
     """
     if named:
         return tuple(_stored_key(name, storage) for name in dict.fromkeys(named))
@@ -57,9 +62,10 @@ def runnable_targets(
 
 
 def recognised_as(device: Mapping[str, Any]) -> str:
-    """Return a sentence for the user that names the best target for a device.
+    """Return a sentence for the user that names the best target for a worker's device.
 
-    Return "" if the device reports no facts, or runs no target that the compiler describes.
+    `device` is the worker's description of its CPU, as JSON. Return "" if the description is empty,
+    or if the compiler has no target that this CPU can run.
     """
     try:
         return best_target(DeviceFacts.from_json(device))[1] if device else ""

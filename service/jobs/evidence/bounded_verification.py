@@ -51,17 +51,16 @@ def verification_limits(settings: Settings) -> Limits:
 
 @dataclass(slots=True)
 class BoundedVerifier:
-    """Verifies the programs of one compiled model like `Verifier`, but in a child process with
-    limits.
+    """Verifies the programs of one model like `Verifier`, but in a child process with limits.
 
     The child verifies one size after the other. The parent process runs the programs on the device
     when the child requests it.
 
     Attributes:
-        planned: the plans of the programs.
+        planned: one plan per program: the model graph, its partition into kernels, and its sizes.
         device: the device that runs the programs.
-        bound: the limits of the child process.
-        more_seconds: the time for verifying sizes in addition to the size hints.
+        bound: the memory and time limits of the child process.
+        more_seconds: the time for verifying further sizes, after the typical sizes (size hints).
         found: the result; set by `verify`.
     """
 
@@ -72,14 +71,13 @@ class BoundedVerifier:
     found: Verification = field(init=False)
 
     def verify(self, made: LoadableOf) -> None:
-        """Verify the programs at all sizes and store the result in `found`; see
-        `Verifier.verify`.
+        """Verify the programs at all sizes, and store the result in `found`.
 
         A size at which the child exceeds its limits is not verified; the attribute `not_run` of
         `found` then has the reason.
 
         Args:
-            made: returns the program to verify for a plan.
+            made: returns the program to verify for a plan, which states the sizes.
 
         Raises:
             WrongProgramError: if a program computes wrong values, or crashes.

@@ -1,17 +1,18 @@
 """Verifies a program step by step: compares each value that the program writes with a reference.
 
-The reference computes the imported graph in float64. After each comparison the reference continues
-with the program's value instead of its own. So errors do not propagate: a comparison tests only the
-operators between the previously compared values and this one, including all passes that changed
-them. If all comparisons succeed, the whole program computes the imported graph. This holds even if
-rounding changes the result of a comparison or selection in the model, and so all later values.
+The reference computes the imported graph (the ONNX model before any compiler pass) in float64.
+After each comparison, the reference continues with the program's value instead of its own value. So
+errors do not propagate. Each comparison tests only the operators since the previously compared
+values, and the passes that changed these operators. If all comparisons succeed, the whole program
+computes the imported graph. This holds even if rounding flips a comparison or selection in the
+model, and thereby changes all later values.
 
 An element whose error exceeds the rounding bound is excused if rounding can explain the error. To
 test this, the operators since the previously compared values run again on slightly perturbed
 operands. The results of each operator, and the operands of discontinuous operators such as a
 comparison, are perturbed too. An integer is excused if a perturbed run also produced it. A float is
-excused if its distance from the reference is at most a few times the largest distance between a
-perturbed result and the result without perturbation.
+excused if its distance from the reference is small enough. The limit is a few times the largest
+distance between a perturbed and an unperturbed result.
 """
 
 from __future__ import annotations
@@ -83,10 +84,11 @@ TOLD = 3
 class Certificate:
     """The result of comparing a program's values with a reference, step by step.
 
+    The values are the outputs of kernels and of the model.
+
     Attributes:
-        compared: the number of values that were compared and agree. These are outputs of kernels
-            and outputs of the model.
-        written: the number of all such values, compared or not.
+        compared: the number of values that were compared and agree.
+        written: the number of all values that the program writes, compared or not.
         worst: the largest error of a float, relative to the largest element of its channel.
         excused: the number of elements whose error exceeds the rounding bound, but is explained by
             rounding, for example a rounding tie or an ill-conditioned step.
@@ -119,10 +121,10 @@ class WrongProgramError(CompilerError):
     """A program computes a wrong value, so it must not be used.
 
     Attributes:
-        value: the first wrong value; "" if it is unknown.
+        value: the name of the first wrong value in the model; "" if it is unknown.
         nodes: the operators of the model that compute `value` from correct values.
-        written: the values of the plan's graph from which `value` is computed; `value` itself if
-            the program writes it.
+        written: the values that the program writes and from which `value` is read, by name. This is
+            `value` itself if the program writes it.
     """
 
     def __init__(
@@ -237,18 +239,21 @@ class _Steps:
         return name in self._ports or name in self._shown
 
     def _writers(self, name: str) -> tuple[str, ...]:
-        """Return the names of the program's values from which a value of the graph is computed."""
+        """Return the names of the program's values from which the model's value `name` is read.
+
+        For an output of the model, `name` itself is among them.
+        """
         shown = self._direct(name)
         own = (origin for each in shown for origin in each.origins)
         return tuple(dict.fromkeys([*([name] if name in self._ports else []), *own]))
 
     def _direct(self, name: str) -> tuple[Shown, ...]:
-        """Return the ways to compute a value of the graph from the program's values.
+        """Return the ways in which the value `name` of the model is compared with the program.
 
-        These are all ways that use the whole of one written value, so that the value is compared
-        wherever a kernel writes it. If there are none, the value can only be computed by selecting
-        or combining elements of written values. Then one such way is returned; none for an output
-        of the model, because the output itself is compared.
+        A way computes the value from values that the program writes. All ways that use the whole of
+        one written value are returned, so the value is compared wherever a kernel writes it.
+        Otherwise, one way that selects or combines elements of written values is returned. For an
+        output of the model, that way is not needed, because the output itself is compared.
         """
         shown = self._shown.get(name, ())
         direct = tuple(each for each in shown if each.whole)
@@ -325,7 +330,11 @@ class _Steps:
         )
 
     def _segment(self, name: str) -> Graph:
-        """Return the operators that compute a value from the nearest compared values before it."""
+        """Return the operators that compute a value from the nearest compared values before it.
+
+        The operators form a graph: its inputs are the compared values, its output is the value
+        `name`.
+        """
         graph = self._graph
         wanted: set[str] = {name}
         before: set[str] = set()
@@ -344,7 +353,7 @@ class _Steps:
     def _before(self, name: str) -> tuple[Graph, dict[str, np.ndarray]]:
         """Return the operators that compute a value from the nearest compared values before it.
 
-        The second result has the program's arrays for the inputs of these operators, by name.
+        Also return the program's arrays for the inputs of these operators, by name.
         """
         segment = self._segment(name)
         given, types = {}, dict(segment.types)

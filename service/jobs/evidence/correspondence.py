@@ -1,4 +1,8 @@
-"""Finds the values of the imported graph that can be read from the values that a program writes.
+"""Finds values of the original model that can be read from the values that a program writes.
+
+Verification compares these values. The original model is the imported graph, before any pass. The
+program is built from a graph that passes have changed, so some values are missing or differ in
+form.
 
 A value whose name survives a pass has the same meaning, even if the pass changed its type
 (`compiler.graph.names.stands_for`). A value that no kernel writes can be computed if it only
@@ -26,12 +30,15 @@ from tilewright.tuner.measure.oracle import MOVING
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One way to compute a value of the imported graph from values that a program writes.
+    """One way to compute a value of the original model from values that a program writes.
+
+    The original model is the graph before any pass. The program is built from the optimised graph.
 
     Attributes:
-        value: the name that this value has in the plan's graph.
-        type: the type that it has in the plan's graph.
-        origins: the written values from which it is computed; `value` itself if a kernel writes it.
+        value: the name of the value in the optimised graph.
+        type: the type of the value in the optimised graph.
+        origins: the written values from which `value` is computed; `value` itself if a kernel
+            writes it.
         moves: the graph that computes `value` from the origins; None if `value` is its own origin.
         whole: whether the single origin holds all elements of `value`, perhaps padded or shifted.
             False if elements of the origins are selected or combined.
@@ -58,15 +65,15 @@ class Shown:
 def correspondence(
     imported: Graph, planned: Graph, written: Iterable[str]
 ) -> dict[str, tuple[Shown, ...]]:
-    """Find the imported graph's values that can be computed from the values that kernels write.
+    """Find the values of the original model that can be computed from values that kernels write.
 
     Args:
-        imported: the imported graph.
-        planned: the plan's graph.
-        written: the names of the values that kernels write.
+        imported: the original model: the graph before any pass.
+        planned: the optimised graph, from which the program is built.
+        written: the names of the values that kernels write, in `planned`.
 
     Returns:
-        the ways to compute each such value, by its name in the imported graph. Ways that read the
+        the ways to compute each value, by the value's name in `imported`. Ways that read a written
         value directly come first.
     """
     own = dict.fromkeys(written)
@@ -107,18 +114,19 @@ def correspondence(
 def _meant(
     imported: Graph, planned: Graph, name: str, node: Node | None, means: Mapping[str, str]
 ) -> str | None:
-    """Return the imported graph's value that equals a value of the plan, except for rounding.
+    """Return the value of the original model that equals a value of the optimised graph.
+
+    The two values may differ by rounding.
 
     Args:
-        imported: the imported graph.
-        planned: the plan's graph.
-        name: the value of the plan.
-        node: the node that computes it; None for an input.
-        means: maps values of the plan that are computed before `name` to the equal values of the
-            imported graph.
+        imported: the original model: the graph before any pass.
+        planned: the optimised graph.
+        name: the value of the optimised graph.
+        node: the node that computes the value `name`; None for an input.
+        means: maps earlier values of the optimised graph to the equal values of the original model.
 
     Returns:
-        the name in the imported graph; None if no value is equal.
+        the name of the value in `imported`; None if no value is equal.
     """
     kind = planned.types[name]
     for base in stands_for(name):
@@ -158,15 +166,16 @@ def _moves(graph: Graph, node: Node) -> bool:
 
 
 def _undone(planned: Graph, name: str, means: Mapping[str, str]) -> Shown | None:
-    """Recover a value of the imported graph from a written value by undoing reversible nodes.
+    """Recover a value of the original model from a written value by undoing reversible nodes.
 
-    The nodes that compute the written value are undone one by one, last node first, until a value
-    is reached that has a counterpart in the imported graph.
+    For example, a kernel writes a padded value: removing the padding recovers the original one. The
+    nodes before the written value are undone one by one, last node first. This ends at a value that
+    has an equal value in the original model.
 
     Args:
-        planned: the plan's graph.
+        planned: the optimised graph, from which the program is built.
         name: the written value.
-        means: maps values of the plan to their counterparts in the imported graph.
+        means: maps values of the optimised graph to the equal values of the original model.
 
     Returns:
         the way to compute the value; None if there is no such value or a node is not reversible.

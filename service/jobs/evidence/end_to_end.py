@@ -223,9 +223,10 @@ def _verdict(
     kernels: KernelCache | None,
     limit: int | None,
 ) -> Verdict:
-    """Return the stored verdict of a race with these records, or else run the race.
+    """Return the verdict of a race: whether tuned schedules, defaults or a mixture are used.
 
-    Without records, or without a device that runs the target, no race is run.
+    If a race with these records is stored, return its verdict; otherwise run the race. Without
+    records, or without a device that runs the target, no race is run.
     """
     if not records:
         return Verdict(Served.DEFAULT, "same", reason=ALL_DEFAULTS)
@@ -255,11 +256,14 @@ def _usable(
     device: Device,
     job_id: str,
 ) -> Verdict | None:
-    """Return the verdict of the stored race with the key `identity`, or else of a new race.
+    """Return the verdict of a race: whether tuned schedules, defaults or a mixture are used.
 
-    The verdict is reviewed before it is returned (`race_review`). If the review disputes it, the
-    returned verdict selects the defaults. Return None if the race was withdrawn meanwhile, or had
-    been disputed by another job before its review; the caller then tries again.
+    Use the stored race with the key `identity`, or else run a new race. If the race needs a second
+    measurement, another worker repeats the race first, if one is alive (`race_review`). If the
+    repetition contradicts the race, the verdict selects the default schedules.
+
+    Return None if the race was withdrawn meanwhile, or if another job had disputed it before. The
+    caller then tries again.
     """
     known = storage.ledger.race(identity, job_id)
     if known is not None:
@@ -415,8 +419,8 @@ def _is_sure(record: TuningRecord) -> bool:
 def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
     """Compile the model for a race, and return its programs at all sizes to time.
 
-    There is one program per plan. A plan with dynamic dimensions has one for each combination of
-    sizes at which it is measured.
+    `planned` has the plans (partitions into kernels) of the model. A plan for fixed sizes gives one
+    program. A plan with dynamic dimensions gives one for each combination of sizes that is timed.
     """
     builder.reserve([each.served_plan for each in planned], spare=PROGRAMS)
     return [

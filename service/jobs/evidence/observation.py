@@ -1,8 +1,9 @@
-"""Observes the values that each kernel of a program writes, by their names in the plan.
+"""Observes the values that each kernel of a program writes.
 
-The observed program has additional instructions and outputs: after a kernel writes a value, the
-value is copied to an output. Kernels and memory are unchanged. The copies are fetched from the
-device in groups of limited size, with one run of the program per group.
+The values have the names of the optimised graph from which the program is built. The observed
+program has additional instructions and outputs: after a kernel writes a value, the value is copied
+to an output. Kernels and memory are unchanged. The copies are fetched from the device in groups of
+limited size, with one run of the program per group.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ class Written:
     """A value that a program writes, and its location in the program's memory.
 
     Attributes:
-        value: the name of the value in the plan's graph.
+        value: the name of the value in the optimised graph, from which the program is built.
         type: the type of the value.
-        placement: its layout and halo.
-        after: the index of the instruction that writes it.
-        place: the buffer that holds its bytes after that instruction.
+        placement: the memory layout of the value, and the padding around it (halo).
+        after: the index of the instruction that writes the value.
+        place: the buffer that holds the value's bytes after that instruction.
     """
 
     value: str
@@ -83,11 +84,14 @@ class Written:
 
 
 def written(plan: GraphPlan, program: Program) -> tuple[Written, ...] | None:
-    """Return the values that kernels and native functions write to the arena, in program order.
+    """Return the intermediate values that kernels and native functions write, in program order.
 
-    Values inside the bodies of loops and branches are not included. Values in the memory of an
-    output are not included either, because the output contains them. Return None if the program was
-    not built from this plan: its instructions do not match the plan's steps.
+    Intermediate values are in the arena, the memory for values between instructions. Values inside
+    the bodies of loops and branches are not included. Values in the memory of an output are not
+    included either, because the output contains them.
+
+    Return None if the program was not built from this plan. Then its instructions do not match the
+    steps of the plan.
     """
     pairs = _paired(plan, program)
     if pairs is None:
@@ -127,7 +131,7 @@ def written_by(plan: GraphPlan, program: Program, kernels: Collection[str]) -> f
 
 
 def _paired(plan: GraphPlan, program: Program) -> list[tuple[int, Step, Instruction]] | None:
-    """Pair each step of a plan with its instruction in the program.
+    """Pair each step of a plan, such as a kernel, with the program's instruction that executes it.
 
     Returns:
         triples of instruction index, step and instruction; None if the program was not built from

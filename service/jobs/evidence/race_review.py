@@ -1,4 +1,7 @@
-"""Reviews the verdict of a race by a second race, on another worker if one is alive."""
+"""Reviews a race: repeats it on another worker if one is alive, and compares the outcomes.
+
+A race decides whether the tuned or the untuned program of a model is used (its verdict).
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from tilewright.tuner.protocol.run_results import Race
 
 @dataclass(frozen=True, slots=True)
 class RaceAgain:
-    """Repeats the race behind a verdict; the `Repetition` for verdicts.
+    """Repeats a race between programs of a model, to confirm or contradict its decision.
 
     In a race, one or several programs (the challengers) compete with the untuned program. The
-    second race confirms the verdict if both races agree on whether any challenger is faster. It
-    contradicts the verdict if a challenger is faster in one race and slower in the other. Any other
-    combination, such as faster and a tie, is inconclusive.
+    decision (verdict) is which program is used. The second race confirms the verdict if both races
+    agree on whether any challenger is faster. It contradicts the verdict if a challenger is faster
+    in one race and slower in the other. Any other combination, such as faster and a tie, is
+    inconclusive.
 
     Args:
         race: runs the programs of the verdict on a device.
@@ -67,18 +71,22 @@ def review_race(
     *,
     job_id: str = "",
 ) -> Reviewed:
-    """Review the verdict of a race: repeat the race, and confirm or dispute the verdict.
+    """Repeat a race between programs, and confirm or dispute its decision (the verdict).
 
-    The race is repeated only if workers of one owner alone have run it, and a repetition on
-    `device` could raise the verdict's attestation.
+    The race is repeated only if workers of one owner alone have run it. The repetition on `device`
+    must also make the verdict more trustworthy, for example because a worker of another owner is
+    alive.
 
     Args:
-        claim: the verdict.
-        storage: the database with the claim.
+        claim: the stored race with its verdict.
+        storage: the database with the race.
         device: the device of the job that relies on the verdict.
         race: runs the programs of the verdict on a device.
         first: the outcome in the first race of each program that was raced against the untuned one.
         job_id: the job that relies on the verdict; "" without one.
+
+    Returns:
+        the number of confirmed verdicts, and a sentence for a disputed verdict.
 
     Raises:
         CompilerError: if a program does not compile.

@@ -1,10 +1,13 @@
 """Reviews claims: repeats the measurement of a claim, and confirms or disputes the claim.
 
-A worker may report false times, by intent or because of a fault, and every later job would use
-them. So another worker, if one is alive, repeats the measurement before other jobs rely on the
-claim. The claim is confirmed if the second report agrees, and disputed if it contradicts. An
-inconclusive second report leaves the claim unchanged. A claim is weakly attested if only workers of
-one owner have measured it. `Review.repeat` implements the procedure. It is used in four cases:
+A claim is a result that workers have measured: a tuning record, or the verdict of a race between
+programs. A worker may report false times, by intent or because of a fault, and every later job
+would use them. So another worker, if one is alive, repeats the measurement before other jobs rely
+on the claim.
+
+The claim is confirmed if the second report agrees, and disputed if it contradicts. An inconclusive
+second report leaves the claim unchanged. A claim is weakly attested if only workers of one owner
+have measured it. `Review.repeat` implements the procedure. It is used in four cases:
 
 - a job reviews its own new records before other jobs may use them (`ScheduleReviews.confirm`);
 - a job reviews weakly attested records that it could use (`ScheduleReviews.doubt`);
@@ -37,13 +40,15 @@ C_contra = TypeVar("C_contra", bound=StoredClaim, contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class SecondReport:
-    """The report of a repeated measurement.
+    """The result of repeating a worker's measurement, to confirm or contradict it.
 
     Attributes:
-        report: the report as JSON.
-        worker: the id of the worker that measured; "" for the service's own machine.
-        agrees: whether the report confirms the claim.
-        contradiction: a sentence on how the report contradicts the claim; "" if it does not.
+        report: the second measurement as JSON.
+        worker: the id of the worker that repeated the measurement; "" for the service's own
+            machine.
+        agrees: whether the second measurement confirms the first one.
+        contradiction: a sentence on how the second measurement contradicts the first; "" if it does
+            not.
     """
 
     report: Mapping[str, Any]
@@ -53,16 +58,26 @@ class SecondReport:
 
 
 class Repetition(Protocol[C_contra]):
-    """Repeats the measurements on which one kind of claim rests, such as records or verdicts."""
+    """Repeats workers' measurements of one kind, tuning records or races, to confirm them.
+
+    A measurement to confirm is called a claim.
+    """
 
     def name(self, claim: C_contra) -> str:
-        """Return the name of the claim's workload or race, for messages to users."""
+        """Return the name of the measured workload or race, for messages to users.
+
+        `claim` is the measurement to confirm: a tuning record or a race.
+        """
 
     def repeat(self, claims: Sequence[C_contra], device: Device) -> Sequence[SecondReport | None]:
-        """Repeat the measurements of claims on a device.
+        """Repeat measurements on a device, to confirm them.
+
+        Args:
+            claims: the measurements to confirm: tuning records or races.
+            device: the device that repeats them.
 
         Returns:
-            the second report for each claim, in order; None if the device did not measure it.
+            the second measurement for each claim, in order; None if the device did not measure it.
         """
 
 
