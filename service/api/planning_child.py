@@ -294,8 +294,8 @@ class PredictionsQuestion(KeptQuestion[Predicted]):
         text: the workload as text.
         target: the target of the trials.
         trials: the measured candidates.
-        model: the bytes of the learned cost model from the database; b"" if there is none.
-        digest: the digest of these bytes; "" if there is none.
+        model: the bytes of the learned cost model from the database; b"" without such a model.
+        digest: the digest of the bytes of `model`; "" without a learned cost model.
     """
 
     text: str

@@ -169,12 +169,13 @@ def _race(
 ) -> tuple[list[_Row], float | None]:
     """Time the model on each feed. If `peer` is given, another engine and the model run in turns.
 
+    Before each feed, `tell` is called with a line of progress.
+
     Args:
         executable: the compiled model.
         feeds: the inputs, one feed per size.
         peer: the other engine's name and the ONNX file that it runs; None for no comparison.
         turns: the number of turns of each engine, the seconds of a turn, and the threads.
-        tell: is called with a line of progress before each feed.
 
     Returns:
         a row per feed and engine, and the largest difference between the engines' outputs as a

@@ -159,8 +159,8 @@ class AsyncConnection:
     async def _stream(self, path: str, after: int, retries: Retries) -> AsyncIterator[JobEventView]:
         """Yield the job events with numbers above `after`, until the service ends the stream.
 
-        `retries` is told when the stream opens: an open stream shows that the service can be
-        reached.
+        An opened stream shows that the service can be reached. So its time is recorded in
+        `retries`, which limits the retries of the caller.
 
         Raises:
             UnreachableError: if the connection breaks.

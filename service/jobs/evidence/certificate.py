@@ -91,7 +91,7 @@ class Certificate:
         written: the number of all values that the program writes, compared or not.
         worst: the largest error of a float, relative to the largest element of its channel.
         excused: the number of elements whose error exceeds the rounding bound, but is explained by
-            rounding, for example a rounding tie or an ill-conditioned step.
+            rounding, for example a rounding tie or a step that amplifies errors.
         unverified: the names of values that are computed from a loop or branch and differ from the
             reference, perhaps because of rounding.
     """
