@@ -87,15 +87,16 @@ class Subscription:
 
 
 class Notifier:
-    """Wakes listeners in one event loop when database transactions change what they subscribed to.
+    """Wakes listeners in one event loop when database transactions change their topics.
 
-    A listener subscribes to topics, such as "job:5c2e" for the events of a job. A transaction sends
-    a notice for each topic that it changes. Create, start and stop the notifier in the event loop
-    of its listeners.
+    A topic is a string such as "job:5c2e", which names the events of a job. A transaction sends a
+    notice for each topic that it changes. Create, start and stop the notifier in the event loop of
+    its listeners.
 
     Args:
         source: receives notices from the database.
-        states: returns a number per topic that changes with the topic, to detect lost notices.
+        states: returns a number for each topic, and another number after a change of the topic. It
+            detects changes whose notices were lost.
         fallback_seconds: the interval between calls of `states`.
         failed: called after each failure, in any thread.
         retry_seconds: the pause after a first failure; it doubles with each further failure.
@@ -231,7 +232,7 @@ class Notifier:
     async def ask(self, before: Mapping[str, int]) -> Mapping[str, int]:
         """Query the subscribed topics, and wake the listeners of the topics that have changed.
 
-        The query returns a number for each topic. The number changes with the topic.
+        The query returns a number for each topic, and another number after a change of the topic.
 
         Args:
             before: the numbers that the previous call returned.

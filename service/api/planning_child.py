@@ -1,9 +1,9 @@
 """Computations on untrusted models, which run in child processes with a memory limit.
 
 The web process (`service.api.planning`) starts the child processes. A request for a computation is
-called a question, and its result is called the answer. If the user's model or options are the cause
-of an error, the child returns a `Refusal`. The project's exceptions cannot be pickled and sent to
-the parent process.
+called a question, and its result is called the answer. If the user caused an error, the child
+returns a `Refusal` instead of raising an exception. The reason is that the project's exceptions
+cannot be pickled and sent to the parent process.
 """
 
 from __future__ import annotations

@@ -104,10 +104,10 @@ class Device(Protocol):
         """The largest total size, in bytes, of the outputs that one call of `check` may fetch."""
 
     def second_opinion(self, first: ClaimReporter) -> Device:
-        """Return a device that repeats a measurement of the worker `first`.
+        """Return a device that repeats a measurement which the worker `first` has made.
 
-        It consists of other workers than `first` if any are alive, and otherwise of the same
-        workers.
+        The returned device consists of other workers than `first` if any are alive. Otherwise it
+        consists of the same workers as this device.
         """
 
     def worth(self, first: ClaimReporter) -> Attestation:
