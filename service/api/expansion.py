@@ -37,9 +37,13 @@ class RequestExpander:
         self._turn = CapacityLimiter(1)
 
     async def expanded(self, lease_id: str, worker_id: str) -> tuple[str, dict[str, Any]]:
-        """Add input arrays and a plan to a leased request, for a worker without NumPy.
+        """Add the input arrays of a leased request to the request, for a worker without NumPy.
 
-        Return the id of the request, and the expanded request as JSON.
+        Such a worker cannot generate the arrays. Also add a plan that states which array element
+        fills which buffer.
+
+        Returns:
+            the id of the request, and the request with these additions as JSON.
 
         Raises:
             NotFoundError: if the lease does not belong to the worker.

@@ -50,7 +50,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class PlannedWorkload:
-    """A workload of a model.
+    """A workload (a fused subgraph to tune) of a model.
 
     Attributes:
         key: the workload's key.

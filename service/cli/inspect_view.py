@@ -73,8 +73,9 @@ def open_inputs(ports: ModelPorts) -> list[str]:
 def _products(summary: PlanSummary) -> list[str]:
     """Return lines such as "75.0 % int8 x int8", one per pair of types that the model multiplies.
 
-    The number is the percentage of all multiplications. A line may end with the reason why
-    quantised values are multiplied as floats. The list is empty for one pair without such a reason.
+    The percentage is the share of all multiplications. A line may end with the reason why quantised
+    values are multiplied as floats. If the model multiplies only one pair of types, without such a
+    reason, the list is empty.
     """
     total = sum(share.macs for share in summary.products)
     if len(summary.products) < 2 and not any(share.reason for share in summary.products):

@@ -396,8 +396,8 @@ def _load_arrays(path: Path) -> dict[str, Any]:
 def served_facts(selected: SelectedSchedules) -> dict[str, Any]:
     """Return which schedules were selected for a model, as plain data for `json.dumps`.
 
-    The data has the number of workloads, the number of workloads with a record of their own, the
-    number of those with only a related workload's record, and the verdict of the end-to-end
+    The data has three numbers: of the model's workloads, of workloads with a tuning record, and of
+    workloads with only a record of a similar workload. It also has the verdict of the end-to-end
     comparison, which decides between tuned and default schedules.
     """
     return {

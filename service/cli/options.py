@@ -31,12 +31,17 @@ from tilewright.service.options import (
 
 
 def with_options(command: Callable[..., None], **only: Collection[str]) -> Callable[..., None]:
-    """Return a command that has one option per field, where `command` has one parameter per class.
+    """Convert a command so that each field of its option classes is a command-line option.
+
+    For example, the parameter `mode: ModeOptions` becomes the options `--threads` and `--numerics`.
 
     Args:
         command: a function with parameters of option classes, such as `ModeOptions`.
         only: the names of the fields that become options, by parameter; by default all that have a
             flag. All other fields keep their defaults.
+
+    Returns:
+        the converted command, which builds the option classes and calls `command`.
     """
     signature = inspect.signature(command, eval_str=True)
     stated: dict[str, tuple[type, tuple[OptionField, ...]]] = {}

@@ -56,8 +56,9 @@ class KnobPair:
         columns: the values of the knob `across`.
         rows: for each value of the knob `down`, the value and its cells; a cell without a trial is
             None.
-        strength: the typical factor by which a speed differs from the best fit by a product of one
-            factor per row and one per column; 1 without any interaction.
+        strength: the strength of the interaction; 1 without any interaction. A model without
+            interaction predicts each speed as a row factor times a column factor. The strength is
+            the typical factor between a speed and its prediction.
     """
 
     down: str

@@ -138,7 +138,10 @@ async def withdraw(
 
 @router.get("/records/{record_id}")
 def record(request: Request, record_id: str, storage: StorageDep, token: Reader) -> Response:
-    """Show one record: its schedule, its measurements, and the workers that measured it."""
+    """Show one record: its schedule, its measurements, and the workers that measured it.
+
+    The measurements contain the results of checking the kernel's output.
+    """
     found = routes.shown_record(record_id, storage, token)
     names = target_names(storage)
     workload = storage.workloads.workloads([found.record.workload_key])

@@ -222,9 +222,10 @@ class _Steps:
         return found[0][1]
 
     def _step(self, node: Node) -> float:
-        """Return the largest relative error allowed for a node's result.
+        """Return the largest relative error allowed for the result of `node`.
 
-        It is the largest of the node's own rounding error and the errors allowed for its operands.
+        It is the largest of the rounding error of `node` and the errors allowed for the operands of
+        `node`.
         """
         own = _rounding(self._graph, node)
         if self._narrow is not None and (ops.get(node.op).kind in PRODUCTS or node.bodies):

@@ -76,12 +76,12 @@ class Verdict:
 
     Attributes:
         served: whether tuned schedules, defaults or a mixture are used.
-        outcome: the outcome of the race against the untuned program, such as "faster". It refers to
-            the schedules in use, or to all tuned schedules if the defaults are in use. "same": no
-            schedule differs from its default. "not_run": no race was run, because the device
-            cannot run the programs, or because there is neither a device nor a stored result of a
-            race between the same programs.
-        comparison: the measured ratio behind `outcome`; None without a race.
+        outcome: the outcome of the race against the untuned program, such as "faster". If the
+            defaults are in use, it is the outcome for all tuned schedules together. "same": no
+            schedule differs from its default. "not_run": no race was run. Either the device cannot
+            run the programs, or there is neither a device nor a stored race between the same
+            programs.
+        comparison: the measured ratio of times in this race; None without a race.
         dropped: the keys of the workloads that fell back to their defaults.
         reason: the reason, as text for users.
         device: the model name of the CPU on which the race ran.
@@ -153,8 +153,8 @@ class SelectedSchedules:
         known: the number of workloads for which the database has a record of the same workload.
         workloads: the number of workloads of the model.
         records: the ids of the records in use, by workload key.
-        related: the number of workloads for which the database only has a record of another
-            workload of the same family.
+        related: the number of workloads for which the database only has a record of a similar
+            workload. The similar one differs only in numbers, such as quantisation scales.
     """
 
     planned: tuple[Planned, ...]
@@ -409,8 +409,9 @@ def _race(
 def _is_sure(record: TuningRecord) -> bool:
     """Whether a record's measured gain is so large that the whole model probably gains too.
 
-    The record's time as a fraction of the incumbent's time has a confidence interval. The upper end
-    of the interval must be less than `SURE_RATIO`.
+    When the record was measured, its schedule was timed against the schedule of the previous
+    record. Without a previous record, it was timed against the default schedule. The ratio of the
+    two times has a confidence interval, whose upper end must be less than `SURE_RATIO`.
     """
     comparison = record.measurement.comparison
     return comparison is not None and comparison.interval.high < SURE_RATIO
