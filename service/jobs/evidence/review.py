@@ -83,12 +83,12 @@ class Repetition(Protocol[C_contra]):
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """The results of reviews: confirmed, disputed and unconfirmed claims.
+    """The result of a review: a second measurement of claims (speeds that workers reported).
 
     Attributes:
-        confirmed: the number of confirmed claims.
-        disputed: one sentence for each contradicted claim.
-        open: the number of the job's records that are still provisional.
+        confirmed: the number of claims with which the second measurement agreed.
+        disputed: one sentence for each claim that the second measurement contradicted.
+        open: the number of the job's tuning records that are not confirmed yet.
     """
 
     confirmed: int = 0
@@ -96,7 +96,10 @@ class Reviewed:
     open: int = 0
 
     def __add__(self, later: Reviewed) -> Reviewed:
-        """Return the combined result of two reviews; `open` is taken from the later review."""
+        """Return the combined result of two reviews: added counts, and joined sentences.
+
+        The count `open` is that of `later`, because it describes the state after both reviews.
+        """
         disputed = self.disputed + later.disputed
         return Reviewed(self.confirmed + later.confirmed, disputed, later.open)
 
@@ -110,15 +113,18 @@ class Reviewed:
 
 @dataclass(frozen=True, slots=True)
 class Review(Generic[C]):
-    """Repeats the measurements of one kind of claim, and confirms or disputes each claim.
+    """Checks claims (speeds that workers reported) by a second measurement of each claim.
+
+    A claim is confirmed if the second measurement agrees, and disputed if it contradicts the claim.
 
     Args:
         storage: the database with the claims.
-        device: the device of the reviewing job; its `second_opinion` repeats the measurements.
-        repetition: repeats the measurements.
-        stopped: returns True when no further attempt may begin.
-        rounds: the largest number of attempts per claim.
-        job_id: the reviewing job, which is not notified of a dispute; "" without one.
+        device: the device of the job; it selects other workers for the second measurements.
+        repetition: performs the second measurements of one kind of claim, such as tuning records.
+        stopped: returns True if no further attempt may begin.
+        rounds: the largest number of attempts to measure a claim. An attempt fails if its worker
+        leaves.
+        job_id: the job that runs the review, which is not notified of disputes; "" without a job.
     """
 
     storage: Storage
@@ -129,17 +135,18 @@ class Review(Generic[C]):
     job_id: str = ""
 
     def doubtful(self, claims: Sequence[C]) -> Sequence[C]:
-        """Return the claims that only one owner's workers measured, if a repetition is useful.
+        """Return the claims that need a second measurement and can get a useful one.
 
-        It is useful if the live workers can raise the claim's attestation, for example if one of
-        them belongs to another owner.
+        A claim needs one if only workers of a single owner measured the claim. A second measurement
+        is useful if it makes the claim more trustworthy, for example if a worker of another owner
+        is connected.
         """
         weak = [one for one in claims if one.attestation.weak]
         worth = {one: self.device.worth(one) for one in {each.reporter for each in weak}}
         return [one for one in weak if worth[one.reporter].rank > one.attestation.rank]
 
     def repeat(self, claims: Sequence[C]) -> Reviewed:
-        """Repeat the measurements of claims, and confirm or dispute each claim.
+        """Measure claims a second time, confirm or dispute each claim, and return the counts.
 
         Other jobs that used a disputed claim are notified by an event.
 

@@ -1,4 +1,4 @@
-"""Reviews tuning records: measures the record's schedule and the default again, interleaved.
+"""Reviews tuning records: measures a record's schedule a second time, next to the default schedule.
 
 A record is weakly attested if only workers of one owner measured it. Jobs may use such a record.
 But the next job that could use it reviews it first, if a worker of another owner is connected. An
@@ -46,7 +46,7 @@ def records_of(device: Device, storage: Storage, job_id: str) -> RecordStore:
     """Return the record store to which a job writes its results.
 
     Records that the service's own machine measures can be used at once. Records that remote workers
-    measure are provisional until a review confirms them.
+    measure are provisional until a second measurement confirms them.
     """
     if device.trusted:
         return storage.records
@@ -55,12 +55,14 @@ def records_of(device: Device, storage: Storage, job_id: str) -> RecordStore:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleReviews:
-    """Reviews tuning records for a job's tasks; each call takes at most `seconds`.
+    """Reviews tuning records: measures their schedules again, and confirms or disputes each record.
+
+    Each call of a method takes at most `seconds`.
 
     Attributes:
         storage: the database with the records.
         builder: compiles the kernels to measure.
-        device: the job's device; its `second_opinion` repeats the measurements.
+        device: the job's device; it selects other workers for the second measurements.
         job_id: the job.
         references: the cache of expected outputs.
         token: stops a review early.
@@ -78,11 +80,16 @@ class ScheduleReviews:
     clock: Callable[[], float] = time.monotonic
 
     def confirm(self, tasks: Sequence[Task]) -> Reviewed:
-        """Review the provisional records that this job has stored for tasks.
+        """Review the unconfirmed records that this job has stored for tasks.
+
+        Each record is measured a second time, and then confirmed or disputed.
+
+        Args:
+            tasks: the tasks whose records are reviewed.
 
         Returns:
-            the number of confirmed and disputed records; `open` is the number that are still
-            provisional.
+            the counts of confirmed and disputed records; `open` is the number of all records of the
+            job that are still unconfirmed.
 
         Raises:
             CompilerError: if the kernels cannot be compiled.
@@ -95,14 +102,18 @@ class ScheduleReviews:
         return replace(found, open=len(ledger.provisional(self.job_id)))
 
     def doubt(self, tasks: Sequence[Task]) -> Reviewed:
-        """Review the stored records that this job could use and that only one owner measured.
+        """Review the stored records of tasks: measure again the records that only one owner has
+        measured.
 
-        A record is reviewed only if a second measurement could raise its attestation. If the second
-        measurement contradicts a record, no job uses the record any more, and jobs whose artifacts
-        use it get an event.
+        A record is left out if no connected worker could make it more trustworthy. A worker of
+        another owner can, for example. If the second measurement contradicts a record, no job uses
+        the record any more. Jobs whose artifacts use the record get an event.
 
         Args:
-            tasks: the tasks whose records are reviewed.
+            tasks: the job's tasks, whose fastest stored records are reviewed.
+
+        Returns:
+            the counts of confirmed and disputed records.
 
         Raises:
             CompilerError: if the kernels cannot be compiled.
@@ -112,12 +123,17 @@ class ScheduleReviews:
         return self.back(tasks, list(served.values()))
 
     def back(self, tasks: Sequence[Task], records: Sequence[StoredRecord]) -> Reviewed:
-        """Review records whose attestation a second measurement could raise; other records are
-        skipped.
+        """Review given records: measure again the records that only one owner has measured.
+
+        A record is left out if no connected worker could make it more trustworthy, or if it is from
+        another version of the code generator.
 
         Args:
             tasks: the tasks of the records.
-            records: the records. Records of another version of the code generator are skipped, too.
+            records: the records.
+
+        Returns:
+            the counts of confirmed and disputed records.
 
         Raises:
             CompilerError: if the kernels cannot be compiled.
@@ -137,9 +153,9 @@ class ScheduleReviews:
 
 
 class _SchedulesAgain:
-    """The `Repetition` for tuning records: times the record's schedule and the task's default.
+    """Performs the second measurements of tuning records for a `Review`.
 
-    The two are measured in interleaved order on the same device.
+    The record's schedule and the task's default schedule run in interleaved order on one device.
     """
 
     def __init__(
@@ -184,17 +200,18 @@ class _SchedulesAgain:
 
 
 def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:
-    """Return why a second measurement contradicts the first, as text; "" if it does not.
+    """Return why a second measurement of a schedule contradicts the first, or "" if it does not.
 
-    The second measurement contradicts the first if in it the kernel fails, times out, computes
-    wrong values, is slower than the default, or takes more than `SLOWER` times the expected time.
-    The expected time is the first measurement's time, multiplied by `devices_ratio` if it is known.
+    It contradicts if the kernel now fails, times out, computes wrong values, or is slower than the
+    default schedule. It also contradicts if the kernel takes more than `SLOWER` times the expected
+    time. The expected time is the first time, multiplied by `devices_ratio` if that is known.
 
     Args:
-        first: the record's measurement.
-        second: another measurement of the same schedule, maybe on another device.
-        devices_ratio: the default's time on the second device divided by its time on the first;
-            None if it is unknown.
+        first: the measurement in the stored record.
+        second: the later measurement, maybe on another device.
+        devices_ratio: the default schedule's time on the second device divided by its time on the
+            first device; None if unknown. It is limited to the range from 1 / DEVICES_DIFFER to
+            DEVICES_DIFFER.
     """
     names = f"worker '{first.worker}'", f"worker '{second.worker}'"
     if second.status in _CONTRADICTS:
@@ -229,16 +246,16 @@ def _of(trials: Sequence[Trial], task: Task, digest: str) -> Measurement | None:
 def _default_ratio(
     task: Task, one: StoredRecord, trials: Sequence[Trial], storage: Storage
 ) -> float | None:
-    """Return how many times as long the task's default takes on the second device as on the first.
+    """Return the time of a task's default schedule on a second device, relative to a first device.
 
     Args:
         task: the task.
-        one: the reviewed record; its worker is the first device.
-        trials: the trials of the review, which ran on the second device.
-        storage: the database with earlier trials of the first device.
+        one: a stored record; the worker that measured it is the first device.
+        trials: measurements on the second device, from the review of the record.
+        storage: the database, which has measurements on the first device.
 
     Returns:
-        the ratio of the times; None if one of them is unknown.
+        the second device's time divided by the first device's time; None if a time is unknown.
     """
     default = task.space.default()
     second = _of(trials, task, default.digest)

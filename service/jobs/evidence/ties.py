@@ -110,19 +110,19 @@ def rounding_intervals(
     narrow: DType | None = None,
     mixed: bool = False,
 ) -> Iterator[RoundingInterval]:
-    """Run a graph repeatedly on perturbed inputs; after each run, yield the interval of its
-    output.
+    """Run a graph repeatedly on perturbed inputs; after each run, yield the interval of its output.
 
     The interval widens from run to run. The iteration ends early if a perturbed run fails.
 
     Args:
-        segment: the operators; the graph has one output.
+        segment: the graph; it has one output.
         given: the inputs by name.
-        right: the reference's array of the output; the interval always contains it.
-        draw: the source of the random numbers.
-        narrow: the 16-bit float type of the program's products; None without one.
-        mixed: whether the kernel's algorithm adds different rows and columns, so that the rounding
-            of the largest sums affects all others.
+        right: the expected output; the interval always contains it.
+        draw: generates random numbers.
+        narrow: the 16-bit float type in which the program computes matrix products and
+            convolutions; None if it uses wider types.
+        mixed: whether the kernel's algorithm adds elements of different rows and columns, as
+            Strassen's does. The rounding of the largest sums then affects all others.
     """
     (name,) = segment.outputs
     before, end = _before_jump(segment, name)
@@ -158,15 +158,18 @@ def rounding_intervals(
 
 
 def _before_jump(segment: Graph, name: str) -> tuple[str, Graph]:
-    """Find the first discontinuous operator among the elementwise operators at a segment's end.
+    """Find the first discontinuous operator in the elementwise operators that compute an output.
+
+    The search follows the operators backwards from the output, up to the first operator that is not
+    elementwise.
 
     Args:
         segment: the graph.
         name: the output of the graph.
 
     Returns:
-        the operand of this operator, and the graph from the operand to the output. If none of these
-        operators is discontinuous: `name` and a graph without nodes.
+        the operand of the discontinuous operator, and the graph from this operand to the output.
+        Without such an operator: `name` and a graph without nodes.
     """
     chain: list[Node] = []
     before, kept, value = name, 0, name
@@ -242,13 +245,15 @@ class _Mover:
 
         Args:
             graph: the graph to run.
-            draw: the source of random numbers.
-            sign: the direction of all operands of discontinuous operators, 1.0 or -1.0; None for
-                random.
-            narrow: the 16-bit float type of the program's products; None without one.
-            mixed: whether the kernel's algorithm adds different rows and columns.
-            terms: a cache shared by all runs: for the result of a sum or product, by name, the sum
-                of the absolute values of its terms.
+            draw: generates random numbers.
+            sign: 1.0 to increase the operands of discontinuous operators, -1.0 to decrease them,
+                None to change each element in a random direction.
+            narrow: the 16-bit float type in which the program computes matrix products and
+                convolutions; None if it uses wider types.
+            mixed: whether the kernel's algorithm adds elements of different rows and columns, as
+                Strassen's does.
+            terms: a cache that all runs share. For each sum or product, by the name of its result,
+                it has the sum of the absolute values of its terms.
         """
         self._terms = terms
         self._graph = graph
@@ -326,7 +331,10 @@ def _jumps(graph: Graph, node: Node) -> bool:
 
 
 def _adds_up(node: Node) -> bool:
-    """Whether a node's native function adds elements; other native functions only select them."""
+    """Whether a node calls a function of the C runtime that adds elements.
+
+    The C runtime's functions for other operators only select elements.
+    """
     sums = ops.get(node.op).sums
     return sums is not None and sums(node.attrs)
 

@@ -74,7 +74,8 @@ class Verification:
         by_steps: the result of the step-by-step comparison; None if only the outputs were compared.
         sizes: the number of verified programs of fixed sizes. Each program with dynamic dimensions
             counts once per verified size.
-        cut_short: whether time ran out before all sizes other than the hints were verified.
+        cut_short: whether time ran out before all sizes were verified. The size hints (expected
+            sizes) are always verified.
     """
 
     error: float | None
@@ -98,10 +99,10 @@ class Verification:
 
 
 def worst(found: Sequence[Verification]) -> Verification:
-    """Combine the verifications of several sizes into one.
+    """Combine the verification results of several sizes into one.
 
-    The largest error and the first reason in `not_run` are kept; certificates and counts are
-    combined.
+    The combined result has the largest error, the first reason why a program was not run, and the
+    sum of the counts. It joins the results of the step-by-step comparisons.
     """
     errors = [one.error for one in found if one.error is not None]
     reason = next((one.not_run for one in found if one.not_run), "")
@@ -122,21 +123,22 @@ def at_each_size(
     more_seconds: float,
     clock: Callable[[], float] = monotonic,
 ) -> Verification:
-    """Call `verify` for all plans at their hints, and then at other sizes while time remains.
+    """Verify programs at their size hints (expected sizes), and then at other sizes while time
+    remains.
 
     The programs take turns, one further size at a time. So every program gets some of the time,
     even if an object detector has hundreds of programs, one for each data-dependent size. The time
-    at a plan's hints gives an estimate for its other sizes. A size that would take longer than the
-    remaining time is replaced by a size nearer to the hints.
+    at a program's size hints gives an estimate for its other sizes. A size that would take longer
+    than the remaining time is replaced by a size nearer to the hints.
 
     Args:
         planned: the plans of the programs.
         verify: verifies a program at the fixed sizes of a plan.
-        more_seconds: the time for sizes other than the hints.
+        more_seconds: the time for sizes other than the size hints.
         clock: returns the time in seconds.
 
     Returns:
-        the combined verification (`worst`).
+        the combined result of all verifications.
     """
 
     def share(took: float) -> float:
@@ -166,9 +168,9 @@ def at_each_size(
 class Verifier:
     """Verifies the programs of one compiled model on a device.
 
-    A program with dynamic dimensions is verified at its hints and at other sizes of its ranges. The
-    class is a context manager. While the caller compiles inside the context, a thread computes the
-    expected outputs at the hints for the first random inputs.
+    A program with dynamic dimensions is verified at its size hints (expected sizes) and at other
+    sizes. The class is a context manager. While the caller compiles inside the context, a thread
+    computes the expected outputs at the size hints for the first random inputs.
 
     Attributes:
         found: the result; set by `verify`.

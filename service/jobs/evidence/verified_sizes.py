@@ -1,9 +1,9 @@
 """Selects the sizes at which a program with dynamic dimensions is verified.
 
-The sizes are the program's size hints, sizes that a user states, both ends of the ranges, and
-random sizes. NumPy computes the reference slowly. So if a size needs many times as many operations
-as the hints, a size nearer to the hints is verified instead. A node that only moves data or reads
-shapes counts as one operation per element.
+The sizes are the program's size hints (expected sizes), both ends of the ranges, and random sizes.
+NumPy computes the reference slowly. So if a size needs many times as many operations as the size
+hints, a size nearer to the hints is verified instead. A node that only moves data or reads shapes
+counts as one operation per element.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def costs_little(planned: Planned) -> bool:
 
 
 def at_hints(planned: Planned) -> tuple[Planned, ...]:
-    """Return the plan at each of its size hints, with fixed sizes.
+    """Return the plan at each of its size hints (expected sizes), with fixed sizes.
 
     A plan without dynamic dimensions is returned unchanged, as the only element.
     """
@@ -74,8 +74,8 @@ def at_other_sizes(
 
     Args:
         planned: the plan; nothing is yielded if it has no dynamic dimensions.
-        share: called before each size. Returns the limit of the model's operations at that size, as
-            a multiple of its operations at the hints; values above MOST count as MOST.
+        share: returns how many times as many operations a size may need as the first size hint (an
+            expected size). It is called before each size. Values above MOST count as MOST.
     """
     found = planned.open
     if found is None:
@@ -89,12 +89,19 @@ def at_other_sizes(
 
 
 def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
-    """Return the plan, with fixed sizes, at its hints and then at the other sizes to verify."""
+    """Return the plan, with fixed sizes, at all sizes at which its program is verified.
+
+    The first sizes are the size hints (expected sizes).
+    """
     return (*at_hints(planned), *at_other_sizes(planned))
 
 
 def _hints(planned: Planned, found: DynamicPlan) -> list[dict[str, int]]:
-    """Return the sizes of `planned`, followed by the sizes that a user states or samples have.
+    """Return the combinations of sizes that are verified first, each with a size per dimension
+    name.
+
+    The first combination has the sizes of `planned`. Then follow the sizes that a user states or
+    that the samples of inputs have.
 
     Args:
         planned: the plan at fixed sizes.
@@ -115,16 +122,17 @@ def _different(
     seen: Sequence[dict[str, int]],
     share: Callable[[], float] = lambda: MOST,
 ) -> Iterator[dict[str, int]]:
-    """Yield the wanted combinations of sizes, without duplicates and the combinations in `seen`.
+    """Yield combinations of sizes, without duplicates and without the combinations in `seen`.
 
-    A combination that needs too many operations is replaced by one between it and `seen[0]`.
+    A combination that needs too many operations is replaced by a combination between it and
+    `seen[0]`.
 
     Args:
         planned: the plan at fixed sizes.
         found: the plan with dynamic dimensions.
         wanted: the combinations, each with a size per dimension.
-        seen: the combinations that were used before; not empty.
-        share: returns the limit of operations, as in `at_other_sizes`.
+        seen: combinations that were verified before; not empty.
+        share: returns how many times as many operations a combination may need as `seen[0]`.
     """
     known = {d.name: d for d in found.ranges}
     made = [kind for name, kind in found.graph.types.items() if name not in found.graph.constants]
@@ -157,8 +165,8 @@ def _at(planned: Planned, found: DynamicPlan, sizes: Mapping[str, int]) -> Plann
 def _comparisons(graph: Graph) -> int:
     """Return the number of box pairs that the non-maximum suppressions of a graph compare.
 
-    If it depends on dynamic dimensions, the returned integer encodes a formula in them
-    (`compiler.sizes`). `costs.flops` does not count these comparisons.
+    The function `costs.flops` does not count these comparisons. If the number depends on dynamic
+    dimensions, the returned integer encodes a formula in the dimensions (`compiler.sizes`).
     """
     return sum(
         integer(node.attrs, "room") * graph.types[node.inputs[1]].elements

@@ -61,7 +61,7 @@ AFTER_JOBS = -1
 
 
 class WeakRecords:
-    """Repeats the measurements of a database's weakly attested records.
+    """Repeats the measurements of stored records that only workers of one owner have measured.
 
     Each tuner process has an instance. A lock in the database ensures that only one tuner at a time
     repeats measurements.
@@ -82,11 +82,11 @@ class WeakRecords:
         self._tried: dict[str, float] = {}
 
     def due(self) -> Sequence[StoredRecord]:
-        """Return the records to measure next: a few of one target, for an idle worker.
+        """Return the records that an idle worker should measure next: a few records of one target.
 
-        A measurement by that worker could raise the attestation of each record. The result is empty
-        if no such record exists, if another tuner has the lock, or for LOOK_SECONDS after the last
-        search.
+        Only workers of one owner have measured these records. A measurement by the idle worker
+        could make them more trustworthy. The result is empty if no such record exists, if another
+        tuner has the lock, or for LOOK_SECONDS after the last search.
 
         Raises:
             StorageError: if the database fails.
@@ -178,10 +178,10 @@ class WeakRecords:
         log.info("measured again", target=target.name, **found.to_json())
 
     def _idle_workers(self) -> Mapping[str, Sequence[ClaimReporter]]:
-        """Return the healthy workers without leased requests, by the key of each of their
-        targets.
+        """Return the healthy workers that have nothing to measure, by target key.
 
-        Targets for which requests are queued are left out.
+        A worker is listed under each of its targets. Targets for which requests are queued are left
+        out.
         """
         busy = self._storage.leases.in_hand()
         found: dict[str, list[ClaimReporter]] = {}

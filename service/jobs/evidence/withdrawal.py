@@ -15,7 +15,8 @@ class Withdrawal:
     """The result of a withdrawal.
 
     Attributes:
-        withdrawn: the withdrawn records, races and trials.
+        withdrawn: the withdrawn tuning records, trials (measurements of schedules) and races
+            (timings of tuned against untuned programs).
         notified: the ids of the jobs that received an event.
     """
 
@@ -32,15 +33,19 @@ def withdraw_records(
 ) -> Withdrawal:
     """Withdraw certain records, and all results that certain workers measured.
 
-    Each job whose artifact uses a withdrawn record, or for which such a worker measured, gets an
-    event "withdrawn". The verdicts of these jobs' races, and of races that the workers ran, are
-    withdrawn too, so that the races are run again.
+    A job gets an event "withdrawn" if its artifact uses a withdrawn record, or if one of the
+    workers measured for the job. The results of races (timings of a tuned against an untuned
+    program) are withdrawn too, so that the races are run again. These are the races of the notified
+    jobs, and the races that the workers ran.
 
     Args:
         storage: the database.
         reason: the reason, as text for users.
         record_ids: the ids of the records.
         workers: the names or ids of the workers.
+
+    Returns:
+        the withdrawn results, and the ids of the notified jobs.
 
     Raises:
         NotFoundError: if a record does not exist, or no worker of that name ever measured.

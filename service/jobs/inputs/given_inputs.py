@@ -1,7 +1,7 @@
 """The inputs that a user gives for a model: samples, and numbers that fill single inputs.
 
-The sizes of the samples are used as size hints. A program is verified, raced and timed on a sample
-whose shapes match the program's inputs, or on random inputs if no sample matches.
+The sizes of the samples are used as size hints (expected sizes). A program is verified and timed on
+a sample whose shapes match the program's inputs, or on random inputs if no sample matches.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class GivenInputs:
 
 
 def most_frequent(sizes: Mapping[str, Counter[int]]) -> Shares:
-    """Return the most frequent sizes of each dimension, to be used as size hints.
+    """Count the most frequent sizes of each dimension, which become size hints (expected sizes).
 
     Args:
         sizes: for each dimension, the number of samples by size.

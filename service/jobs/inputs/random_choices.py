@@ -43,8 +43,8 @@ def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
 def check_draws(plans: Sequence[Planned]) -> None:
     """Check that the model's random inputs do not select a branch that cannot run.
 
-    The inputs are those on which a job verifies the model first. The condition of a branch is
-    computed only if this takes few operations; other branches are not checked.
+    The inputs are the first random inputs on which a job verifies the model. A branch is checked
+    only if its condition can be computed with few operations.
 
     Raises:
         InvalidInputError: if such a branch is selected; the message names the inputs that the user
@@ -121,8 +121,8 @@ def _refusals(body: Graph) -> list[str]:
 def _random_inputs(planned: Planned) -> frozenset[str]:
     """Return the names of a plan's inputs that the user did not give.
 
-    For a model in several segments the result is empty: the inputs of a segment are values that
-    earlier segments computed.
+    The result is empty for a model that runs as several programs one after the other. The inputs of
+    such a program are values that earlier programs computed.
     """
     if planned.stages is not None:
         return frozenset()
@@ -131,10 +131,9 @@ def _random_inputs(planned: Planned) -> frozenset[str]:
 
 
 def _refusal(planned: Planned) -> str:
-    """Return the error message of the branch that the random inputs select and that cannot run.
+    """Return the error message if the random inputs select a branch that cannot run, or else "".
 
-    Return "" if no such branch is selected. The condition of a branch is computed only if this
-    takes few operations; other branches are not checked.
+    A branch is checked only if its condition can be computed with few operations.
     """
     graph, ports = planned.graph, input_ports(planned)
     given = planned.request.given.provided(ports)

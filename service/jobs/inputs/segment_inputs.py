@@ -1,4 +1,4 @@
-"""Generates inputs for a model that runs in several segments, because data determine its sizes."""
+"""Generates inputs for a model with data-dependent sizes, which runs as several programs."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ def staged_inputs(
     shares: Shares | None = None,
     ranges: Collection[str] = (),
 ) -> Iterator[tuple[dict[str, int], dict[str, Array]]]:
-    """Yield combinations of sizes of the dynamic dimensions, with inputs on which the model
-    runs.
+    """Yield (sizes of the dynamic dimensions, inputs of these sizes) on which a model runs.
 
-    The sizes are size hints, or sizes spread over a range that the user has given
-    (`shown_sizes.hinted_sizes`). Inputs that the user does not give are random numbers or empty
-    texts. The model is run once on each combination, to check that it does not fail.
+    The sizes are size hints (expected sizes), or sizes spread over a range that the user has given.
+    Inputs that the user does not give are random numbers or empty strings. The model is run once on
+    each combination of sizes, to check that it does not fail.
 
     Args:
         executable: the model.
         given: the inputs that the user gives.
-        shares: the size hints that the user states, with their fractions.
+        shares: the size hints that the user states; each has the fraction of runs with this size.
         ranges: the names of the dimensions whose range the user has given.
 
     Raises:

@@ -1,6 +1,7 @@
-"""Computes the properties by which stored workloads are found: structure, family, sizes, name.
+"""Computes the properties by which the database finds workloads (fused subgraphs to tune).
 
-Workloads of one family differ only in numbers, such as quantisation scales.
+The properties are the structure, the family, the sizes and the name. Workloads of one family differ
+only in numbers, such as quantisation scales.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ def name_workloads(storage: Storage) -> int:
 
 
 def shape_of(text: str) -> WorkloadShape:
-    """Compute the properties of a workload by which the database finds it, from its text.
+    """Compute the properties by which the database finds a workload (a fused subgraph to tune).
 
-    They are the structure (the workload without its sizes), the family, the sizes, the name and the
-    operator. Return an empty WorkloadShape if this release cannot read the text.
+    Args:
+        text: the workload in the text form that the database stores.
+
+    Returns:
+        the structure (the workload without its sizes), the family, the sizes, the name and the
+        operator. An empty WorkloadShape if this release cannot read the text.
     """
     try:
         workload = Workload.parse(text)

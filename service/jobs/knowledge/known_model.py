@@ -99,10 +99,11 @@ class KnownModel:
         )
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """Return the selected schedule of a workload, or None for the default.
+        """Return the selected schedule of a workload (a fused subgraph), or None for the default.
 
-        Schedules are selected when a program is planned; before that, the result for its workloads
-        is None. This method implements `tilewright.compiler.program.kernels.ScheduleSource`.
+        Schedules are selected when a program is planned. Before its program is planned, a workload
+        has no selected schedule. This method implements
+        `tilewright.compiler.program.kernels.ScheduleSource`.
         """
         return self._schedules.get(workload_key)
 

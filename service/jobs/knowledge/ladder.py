@@ -44,7 +44,10 @@ MOST_RELATIVES = 60
 
 
 class Match(StrEnum):
-    """A rung of the ladder: how the workload of a record is related to the requested workload."""
+    """How the workload of a stored record is related to the requested workload.
+
+    Look-ups of records try these relations in the order of their definition.
+    """
 
     EXACT = "exact"
     OTHER_NUMBERS = "other-numbers"
@@ -85,18 +88,22 @@ def find(
     start: Match = Match.EXACT,
     holding: bool,
 ) -> dict[RecordKey, LadderStep]:
-    """For each workload, return the first record found on the rungs from `start` to `down_to`.
+    """Find a stored record for each workload, by a sequence of look-ups in the order of `Match`.
 
-    A workload for which no record was found is missing from the result.
+    The first look-up requires a record of the workload itself. Later look-ups accept records of
+    related workloads, and so borrow their schedules.
 
     Args:
         wanted: the workloads by their record keys, all of one mode.
-        mode: the mode of the keys.
+        mode: the mode of the keys: target, threads and numerics.
         storage: the database.
-        down_to: the last rung to try.
-        start: the first rung to try.
-        holding: whether to borrow only records of the present version of code generation that have
-            a certificate.
+        down_to: the last look-up to try.
+        start: the first look-up to try.
+        holding: whether to borrow only from records that the present version of the code generator
+            made and whose results were verified.
+
+    Returns:
+        the first record found for each workload. A workload without a record is missing.
 
     Raises:
         CompilerError: if no template supports a workload for which a schedule is borrowed.

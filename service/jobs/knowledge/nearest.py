@@ -1,8 +1,9 @@
 """Finds a schedule for any workload, also one that was never tuned, and estimates its slowdown.
 
-The schedule is the first result of the ladder (`service.jobs.knowledge.ladder`), which ends with
-the default. The slowdown of a borrowed schedule is estimated from measurements: cases in which a
-workload was measured both with its own schedule and with a schedule borrowed in the same way.
+The schedule comes from the most closely related workload with a stored record
+(`service.jobs.knowledge.ladder`). Without a related workload, it is the default. The slowdown of a
+borrowed schedule is estimated from measurements: cases in which a workload was measured both with
+its own schedule and with a schedule borrowed in the same way.
 """
 
 from __future__ import annotations
@@ -164,10 +165,16 @@ def _exact(stored: StoredRecord) -> Answer:
 
 
 def _other_numbers(stored: StoredRecord, storage: Storage, key: RecordKey) -> Answer:
-    """Return the answer for a record of the same family, whose workload differs only in numbers.
+    """Return the answer that borrows the schedule of a workload with other constants, such as
+    scales.
 
     The slowdown is known only if the borrowed schedule and another schedule were measured on the
-    requested workload (`key`).
+    requested workload.
+
+    Args:
+        stored: the record of the workload with other constants.
+        storage: the database.
+        key: the record key of the requested workload.
     """
     times = storage.shapes.times([key.workload_key], key.target_key, key.threads, key.numerics)
     here = times.get(key.workload_key, {})
@@ -204,10 +211,10 @@ def _same_instructions(stored: StoredRecord, storage: Storage, key: RecordKey) -
 
 
 def _target_losses(storage: Storage, key: RecordKey, other: str) -> _Losses:
-    """Estimate the slowdown of schedules that were tuned for another target.
+    """Estimate how much slower schedules are that were tuned for another target.
 
-    The estimate uses workloads on which such a schedule and another one were measured for this
-    target.
+    The estimate uses workloads for which this target has two measurements: with a schedule of the
+    other target, and with another schedule.
 
     Args:
         storage: the database.
@@ -238,14 +245,14 @@ def _shape_losses(
     times: Mapping[str, Mapping[str, float]],
     away: float,
 ) -> _Losses:
-    """Estimate the slowdown of a schedule that was tuned for other sizes.
+    """Estimate how much slower a schedule is if it was tuned for other sizes.
 
-    The estimate uses pairs of workloads in `near` whose distance is not much larger than `away`,
-    and for which the tuned schedule of one was measured on the other.
+    The estimate uses pairs of workloads in `near` for which the tuned schedule of one workload was
+    measured on the other. Pairs whose sizes differ by much more than `away` are left out.
 
     Args:
         near: workloads that differ only in sizes, from `near_shapes`.
-        records: their confirmed records.
+        records: the confirmed records of these workloads.
         times: the measured seconds by workload key and schedule digest.
         away: the distance between the sizes of the schedule's workload and the requested sizes.
     """

@@ -142,8 +142,8 @@ def _certified(measurement: Measurement, workload: Workload) -> Measurement:
         workload: the workload that was measured.
 
     Raises:
-        ValueError: if the measurement has no certificate of correct results, a time is not
-            positive, or the times are not those of the workload's measured sizes.
+        ValueError: if the measurement has no certificate of correct results, if a time is not
+            positive, or if the measured sizes do not fit the workload's dynamic dimensions.
     """
     if not measurement.certified:
         raise ValueError(f"the measurement has no certificate: {measurement.status}")

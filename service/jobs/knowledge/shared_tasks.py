@@ -45,13 +45,15 @@ class Sharing(Protocol):
     """Coordinates a running job with other jobs that have the same tasks."""
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
-        """Call `tune` for the tasks that no other job tunes at present; return the result for all
-        tasks.
+        """Tune all tasks of a job, but use the records of other jobs that tune the same tasks.
 
         Args:
             tasks: the tasks of the job.
             budget: the budget of the job.
-            tune: tunes some tasks within a budget.
+            tune: tunes some tasks within a budget; it is called for tasks that no other job tunes.
+
+        Returns:
+            the result of tuning all tasks.
         """
 
 
@@ -96,6 +98,9 @@ class SharedTasks:
             budget: the budget of the job; each call of `tune` gets a fraction of it.
             tune: tunes some tasks within a budget.
 
+        Returns:
+            the result of tuning all tasks; after a cancellation, of the tasks that were tuned last.
+
         Raises:
             Interrupted: if the process must stop work on the job.
             JobCancelled: if the user cancels the job during a wait.
@@ -138,10 +143,10 @@ class SharedTasks:
             self._look_again()
 
     def _look_again(self) -> None:
-        """Wait a second before the next check of the other jobs' leases.
+        """Wait for a second, and then report in the database that this job makes progress.
 
-        Then store in the database that this job makes progress, because other jobs work on its
-        tasks; otherwise it would be considered stalled.
+        Other jobs work on this job's tasks during the wait. Without the report, the service would
+        consider this job stalled. The caller then checks the other jobs' leases again.
 
         Raises:
             Interrupted: if the process must stop work on the job.

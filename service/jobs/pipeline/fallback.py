@@ -93,13 +93,16 @@ def _verifier(
 
 
 def _without(selected: SelectedSchedules, error: WrongProgramError) -> SelectedSchedules:
-    """Return the selection, but with defaults for the kernels that wrote a wrong value.
+    """Replace the schedules of the kernels that wrote a wrong value by defaults.
 
     If no tuned kernel wrote that value, all kernels get their defaults.
 
     Args:
         selected: the schedules with which the program was wrong.
         error: names the wrong value.
+
+    Returns:
+        the changed schedules.
     """
     kept = dict(selected.schedules.schedules)
     at_fault = kept.keys() & {

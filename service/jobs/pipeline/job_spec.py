@@ -51,11 +51,11 @@ class JobSpec:
 
     Attributes:
         model: an ONNX file, or its bytes.
-        mode: the mode in which code is generated.
+        mode: the target, the threads, the numerics and the precision of the generated code.
         options: sizes, limits and the budget.
         digest: the SHA-256 of the model's bytes; "" if it is unknown.
-        given: the inputs that the user gives. Programs are verified on them, and their sizes are
-            hints.
+        given: the inputs that the user gives. Programs are verified on these inputs, and tuned for
+            their sizes.
     """
 
     model: Path | bytes
@@ -94,7 +94,7 @@ class JobSpec:
 
         Raises:
             InvalidArgumentError: if the result is a module, and the job requests several sizes or
-                padding, or the model runs in several segments.
+                padding, or data-dependent sizes divide the model into several programs.
         """
         if not first.target.family.modules:
             return

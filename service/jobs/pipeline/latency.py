@@ -1,4 +1,4 @@
-"""Measures the latency of a model at its size hints, untuned and with the selected schedules."""
+"""Measures the latency of a model at its size hints (expected sizes), untuned and tuned."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Latency:
 
     @classmethod
     def of(cls, sizes: Sizes, untuned_seconds: float, served: Comparison | None) -> Latency:
-        """Compute the latency from a race.
+        """Compute the latency from the time of the untuned program and a ratio of times.
 
         Args:
             sizes: the sizes of the dynamic dimensions.
@@ -79,10 +79,11 @@ def latencies(
     kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
 ) -> tuple[Latency, ...]:
-    """Measure the latency of a model at each of the first `MOST_TIMED` size hints.
+    """Measure the latency of a model at each of the first `MOST_TIMED` size hints (expected sizes).
 
-    With one size, no further run is needed: the race that decided on the schedules has the times.
-    With several sizes, that race timed all sizes together, so a separate race is run for each size.
+    The schedules were selected by a race, an interleaved timing of the tuned and the untuned
+    program. With one size, the race has already measured the latency. With several sizes, the race
+    timed all sizes together. So the two programs are then timed again at each size.
 
     Args:
         selected: the selected schedules of the model.
@@ -123,7 +124,8 @@ def latencies(
 def _sizes(planned: Sequence[Planned]) -> list[Sizes]:
     """Return the sizes that are timed separately.
 
-    The segments of a model are timed together, so a model with segments has a single entry.
+    A model with data-dependent sizes runs as several programs, which are timed together. For such a
+    model, the only entry is empty.
     """
     if planned[0].stages is not None:
         return [()]
@@ -137,9 +139,13 @@ def _sizes(planned: Sequence[Planned]) -> list[Sizes]:
 def _variants(
     planned: Sequence[Planned], builders: Sequence[ProgramBuilder]
 ) -> Iterator[tuple[Sizes, list[Variant]]]:
-    """Yield each of the first MOST_TIMED sizes with one variant of the model per builder.
+    """Yield (sizes, compiled programs) for each of the first MOST_TIMED sizes of a model.
 
     A program is compiled when its size is reached.
+
+    Args:
+        planned: the plans of the model.
+        builders: compile the model, each with other schedules; each size has a program per builder.
     """
     sizes = iter(_sizes(planned)[:MOST_TIMED])
     if planned[0].stages is not None:

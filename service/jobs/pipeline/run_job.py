@@ -208,15 +208,18 @@ def run_job(
 
     Args:
         spec: the model, its target and options, and the budget.
-        device: measures, verifies and races.
+        device: measures kernels, and runs programs to verify and time them.
         job_context: the resources that the jobs of the process share.
         watcher: is notified of progress.
-        job_id: the id under which trials, requests and verdicts are stored.
+        job_id: the id under which measurements and other results are stored.
         token: cancels the job; measurements so far are stored.
         output: the folder for the artifact or the module; None to write nothing.
         deliver_cancelled: whether a cancelled job writes an artifact from the records that exist.
         sharing: coordinates the job with other jobs that have the same tasks.
         stop: stops the job's child processes at once; None to use `token`.
+
+    Returns:
+        the results of the job.
 
     Raises:
         JobCancelled: if the job was stopped while a child process worked for it.

@@ -67,7 +67,12 @@ class Tracker:
         return changed
 
     def _bound(self, inputs: Sequence[events.TaskInputs]) -> None:
-        """Store in each task's row a lower bound of the time of any schedule, if it is known."""
+        """Store in the row of each task a lower bound of its time, which no schedule can beat.
+
+        Args:
+            inputs: the bound of each task. A task whose bound is 0 or infinite (unknown) is
+                skipped.
+        """
         for task in inputs:
             if task.bound_seconds and math.isfinite(task.bound_seconds):
                 row = self.rows[task.key]

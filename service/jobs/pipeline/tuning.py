@@ -108,9 +108,10 @@ def all_known(tasks: Sequence[Task], storage: Storage) -> bool:
 
 
 def save_texts(planned: Planned, storage: Storage) -> None:
-    """Store the texts of the plan's workloads and of its target, by their keys.
+    """Store the workloads (fused subgraphs) and the target of a plan in the database, by their
+    keys.
 
-    Trials and records refer to these keys.
+    Trials and records have only the keys. The workloads are stored as text, the target as JSON.
     """
     target = planned.target
     storage.workloads.put_workloads({w.key: w.text() for w, _ in planned.workloads})

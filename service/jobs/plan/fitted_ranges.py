@@ -1,13 +1,14 @@
 """Finds ranges or sizes of a model's dynamic dimensions that a single program can support.
 
-If no program supports all sizes of the ranges, fewer sizes are supported. These steps are repeated,
-in this order of preference, until a program supports the rest:
+If no program supports all sizes of the requested ranges, some sizes are given up. These steps are
+repeated, in this order of preference, until a program supports the remaining sizes:
 
 - a range that the user gave is narrowed;
 - a dimension is fixed to the only size that an operator accepts;
-- a dimension is fixed to its size hint.
+- a dimension is fixed to its size hint (its expected size).
 
-If the model rejects a hint, another size is tried. The user is informed of each step by a sentence.
+If the model rejects a size hint, another size is tried. The user is informed of each step by a
+sentence.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ class FittedRanges:
     """The state of the search for ranges and sizes that a single program supports.
 
     Attributes:
-        given: the present ranges of dimensions for which the user gave one, by name.
+        given: the present ranges of dimensions for which the user gave a range, by name.
         defaults: the default ranges of the other dimensions, by name.
-        hints: the size hint of each dimension.
-        stated: the size hints that a user states or samples have, with their fractions.
+        hints: the size hint of each dimension (the size to which it is fixed if necessary).
+        stated: the sizes that the user states or that samples have, by dimension; each size has the
+            fraction of runs with this size.
         sizes: the dimensions that were fixed, with their sizes.
         taken: the ranges that the user gave for dimensions that were fixed, by name.
         notes: a sentence for the user about each step.
@@ -65,7 +67,7 @@ class FittedRanges:
 
     @property
     def shares(self) -> Shares:
-        """The size hints in `stated` of the dimensions that are not fixed to a size."""
+        """The entries of `stated` for the dimensions that are not fixed to a size."""
         return {name: each for name, each in self.stated.items() if name not in self.sizes}
 
     def relax(self, error: CompilerError) -> None:
@@ -75,7 +77,8 @@ class FittedRanges:
             error: the failure.
 
         Raises:
-            CompilerError: the same error, if neither step can help.
+            CompilerError: the argument `error`, if no range or dimension can be changed to avoid
+                it.
         """
         question = error if isinstance(error, DynamicSizeError) else DynamicSizeError(str(error))
         asked = {d.name for d in dimensions(question.undecided, question.unequal)}
@@ -99,8 +102,8 @@ class FittedRanges:
         """Narrow a range that the user gave, so that it excludes the sizes that cause an error.
 
         Args:
-            question: the error that the import raised for the present ranges. It has a condition
-                on sizes, such as n <= 512, that holds for some sizes of the ranges but not for all.
+            question: the error of the import. It names a condition on sizes, such as n <= 512, that
+                holds for some sizes of the present ranges but not for all.
 
         Returns:
             whether a range was narrowed.
@@ -124,9 +127,9 @@ class FittedRanges:
     def rows(self) -> list[dict[str, int]]:
         """Return the combinations of sizes to plan if all dimensions are fixed.
 
-        The k-th combination has the k-th of the hints that the user states for each dimension; a
-        shorter list of hints is repeated. A dimension with a single size has it in all
-        combinations.
+        The first combination has the first size that the user states for each dimension, the second
+        has the second sizes, and so on. A shorter list of sizes is repeated. A dimension without
+        several stated sizes has the same size in all combinations.
         """
         several = {
             name: list(self.stated[name])
@@ -177,8 +180,9 @@ class FittedRanges:
     def _other_sizes(self, name: str, attempt: Attempt) -> Iterator[int]:
         """Yield sizes to try for a dimension whose present size the model rejects.
 
-        The first is the size that an operator requires, given the other dimensions. Then follow all
-        sizes of a small range, or else sizes near the present one: halved and doubled repeatedly.
+        The first is the size that an operator requires, if the sizes of all other dimensions are
+        kept. Then follow all sizes of a small range. For a large range, the present size is
+        repeatedly doubled and halved instead.
         """
         ranged, own = self.taken.get(name) or self.defaults[name], self.sizes[name]
         seen = {own}

@@ -1,6 +1,6 @@
-"""Derives the tuning tasks of a planned model: one for each workload.
+"""Derives the tuning tasks of a planned model: one for each workload (fused subgraph).
 
-If the range of a dimension is split, each piece of the range is a workload with its own task.
+If the range of a dimension is split into intervals, each interval is a workload with its own task.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tilewright.tuner.tasks import Task, make_task
 def tasks_of(*planned: Planned) -> list[Task]:
     """Return the tuning tasks of one model, in the order of their first use.
 
-    A piece of a split range has no task if it contains none of the sizes at which the model is
-    measured.
+    If the range of a dimension is split into intervals, each interval has its own task. An interval
+    without any of the sizes at which the model is measured has no task.
 
     Args:
         planned: the plans of the model, one per size.

@@ -13,8 +13,9 @@ from tilewright.service.jobs.plan.planning import Planned
 
 
 def open_ports(planned: Sequence[Planned], *, pad: bool) -> ModelPorts | None:
-    """Return the inputs and outputs of a model, with a name for each dimension whose size differs
-    between the plans.
+    """Return the inputs and outputs of a model that is compiled for several sizes.
+
+    Their shapes have a name for each dimension whose size differs between the plans.
 
     Args:
         planned: the plans of the model, one per size.
@@ -24,8 +25,9 @@ def open_ports(planned: Sequence[Planned], *, pad: bool) -> ModelPorts | None:
         the inputs and outputs; None if no dimension varies.
 
     Raises:
-        InvalidArgumentError: if `pad` is set and no dimension varies, or the model runs in several
-            segments; or if several sizes are given for a dimension that the model fixes.
+        InvalidArgumentError: if `pad` is set, but no dimension varies or the model has
+            data-dependent sizes; or if several sizes are given for a dimension that the model
+            fixes.
     """
     first = planned[0]
     if first.stages is not None:
@@ -62,10 +64,10 @@ def _staged_ports(first: Planned, *, pad: bool) -> ModelPorts:
 
 
 def _as_made(name: str, dims: Dims, planned: Sequence[Planned]) -> Dims:
-    """Return the shape of an output as the model declares it, corrected by the plans.
+    """Return the declared shape of an output, with -1 for each extent that a plan contradicts.
 
-    An extent that differs from the extent in a plan is replaced by -1. All extents are -1 if the
-    number of dimensions differs, as for a list.
+    All extents are -1 if the number of dimensions differs between the declaration and the plans, as
+    for a list.
     """
     if any(name not in each.graph.types for each in planned):
         return dims
