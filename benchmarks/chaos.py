@@ -169,10 +169,10 @@ class Chaos:
         ]
 
     def _live_leases(self) -> list[tuple[str, str]]:
-        """Identifiers of all live leases with their workers, read from the database.
+        """Return (lease id, worker id) for all live leases, read from the database.
 
-        A liar attacks other workers' leases with them; the API would not reveal them to it. The
-        list is empty while the database is down.
+        Liars, the workers that report false results, use the ids to attack other workers' leases.
+        The API would not reveal the ids. The list is empty while the database is down.
         """
         query = sa.select(LeaseRow.id, LeaseRow.worker_id).where(LeaseRow.ended_at.is_(None))
         try:
@@ -282,9 +282,10 @@ class Chaos:
             self._wanted += 1
 
     def _hear_liars(self) -> None:
-        """Keep submitting jobs until each liar has received an answer, for at most 60 s.
+        """Submit jobs until each liar (a worker that reports false results) has received an answer.
 
-        On a slow machine, the honest workers may have done all the work before.
+        The wait ends after 60 s in any case. On a slow machine, the honest workers may have done
+        all the work before the liars sent a report.
         """
         ends = time.monotonic() + _HEARD_SECONDS
         while time.monotonic() < ends and not all(liar.statuses for liar in self.liars):

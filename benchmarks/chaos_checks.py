@@ -84,6 +84,12 @@ def _of_job(
 ) -> Iterator[str]:
     """Compare the stored trials of a job with the results of its requests.
 
+    Args:
+        storage: the service's stores.
+        job_id: the job.
+        requests: the job's requests, each with the result of a measurement.
+        found: receives statistics.
+
     Yields a sentence for each fault: a trial is missing or differs from the reported samples,
     samples are implausible, or a schedule was measured twice.
     """
@@ -147,7 +153,12 @@ def _records(storage: Storage) -> Iterator[StoredRecord]:
 
 
 def _served_lies(storage: Storage, liars: Collection[str]) -> Iterator[str]:
-    """Yield a sentence for each served record that is unconfirmed or comes from a liar."""
+    """Yield a sentence for each served record that is unconfirmed or comes from a dishonest worker.
+
+    Args:
+        storage: the service's stores.
+        liars: the ids of the workers that report false results.
+    """
     keys = {record.record.key for record in _records(storage)}
     for key, served in storage.ledger.served(list(keys)).items():
         if served.state is not ReviewState.CONFIRMED:

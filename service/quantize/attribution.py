@@ -70,6 +70,8 @@ class Timed:
 class Attribution:
     """The kernel times of the float32 and the quantised model, attributed to parts.
 
+    A part consists of the layers that share kernels, so that only their total time can be measured.
+
     Attributes:
         parts: the parts with their times.
         float_elsewhere: the seconds of the float32 model's kernels that belong to no part.
@@ -86,7 +88,7 @@ def attribute(
     before: Timed | None,
     after: Timed | None,
 ) -> Attribution:
-    """Group layers that share kernels, in either model, into parts, and time the parts.
+    """Group layers that share kernels, in either model, into parts, and measure the parts.
 
     If `before` or `after` is None, each layer is a part, and its times are unknown.
 
@@ -94,6 +96,9 @@ def attribute(
         layers: the layers of the model.
         before: the timed plan of the float32 model.
         after: the timed plan of the quantised model.
+
+    Returns:
+        the parts with their times.
     """
     if before is None or after is None:
         return Attribution(
@@ -171,10 +176,15 @@ def _made(plan: GraphPlan, step: KernelStep) -> Iterable[str]:
 def _totals(
     kernels: Iterable[tuple[Indices, float]], groups: _Groups
 ) -> Mapping[int | None, float]:
-    """Return the total seconds of each part, by the position of the part's first layer.
+    """Return the total seconds of each part (layers that share kernels).
 
-    `kernels` has the layers and the seconds of each kernel; `groups` has the layers of each part.
-    The key None has the seconds of kernels that belong to no layer.
+    Args:
+        kernels: for each kernel, the positions of its layers, and its seconds.
+        groups: the positions of the layers of each part.
+
+    Returns:
+        the seconds by the position of the part's first layer. The key None has the seconds of
+        kernels that belong to no layer.
     """
     totals: dict[int | None, float] = {}
     for found, seconds in kernels:

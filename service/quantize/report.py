@@ -19,7 +19,8 @@ class LayerReport:
     Attributes:
         layer: the layer.
         kept: whether the layer stays in float32.
-        part: the position of the `ModelPart` to which the layer belongs.
+        part: the position of the layer's part in the list of parts. A part has the layers that
+            share kernels, so that they are timed together.
         fidelity: the deviation of the layer's value in the quantised model from its value in the
             float32 model. It includes the noise of the layers before it. None if no value of the
             layer exists in both models.
@@ -45,13 +46,14 @@ class LayerReport:
 class Times:
     """Kernel times of one run on a device, in seconds; None if the device does not run the models.
 
+    A part of the model consists of the layers that share kernels, so that they are timed together.
+
     Attributes:
         device: the name of the device.
         threads: the number of threads.
         float_seconds: the time of the float32 model.
-        quantised_seconds: the time of the resulting model.
-        parts: the times of each part in the float32 model and in the fully quantised model, even of
-            parts that the result keeps in float32.
+        quantised_seconds: the time of the resulting model, whose parts are quantised or in float32.
+        parts: the times of each part, both in the float32 model and in the fully quantised model.
         elsewhere: the times of the kernels that belong to no layer, in the float32 model and in the
             fully quantised model.
         tuned: (number of kernels with a tuned schedule, number of all kernels) for the float32

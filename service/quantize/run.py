@@ -207,10 +207,12 @@ class _Run:
         reference: FloatOutputs,
         limit: Limit,
     ) -> tuple[onnx.ModelProto, Outputs, Selection]:
-        """Search for parts to keep in float32 so that the model meets the limit.
+        """Search for parts of the model to keep in float32, so that the model meets the limit.
+
+        A part consists of the layers that share kernels.
 
         Args:
-            quantiser: quantises the model again without the kept parts.
+            quantiser: quantises the model again, except for the parts that stay in float32.
             made: the fully quantised model.
             found: the parts of the model, with their times.
             reference: the float32 model's outputs.

@@ -1,12 +1,14 @@
 """Selects the parts of a model that stay in float32, so that its loss does not exceed a limit.
 
-First, each part alone is quantised, to measure the noise that it adds to the outputs. The parts are
-sorted by noise per second saved, highest first. The search keeps the first n parts of this order in
-float32, with the smallest possible n. A binary search on the switched model (`switched.py`), which
-computes every part in both ways, estimates n. Then the real model is quantised with these parts in
-float32. If its loss exceeds the limit, n grows in steps that double. Once a model meets the limit,
-smaller n are tried, down to the largest n that failed. At most `ROUNDS` models are quantised in
-all.
+A part consists of the layers that share kernels. First, each part alone is quantised, to measure
+the noise that it adds to the outputs. The parts are sorted by noise per second saved, highest
+first. The search keeps the first n parts of this order in float32, with the smallest possible n.
+
+A binary search estimates n. It uses a special model that computes every part in both ways, so that
+inputs select the quantised parts (`switched.py`). Then the real model is quantised with the first n
+parts in float32. If its loss exceeds the limit, n grows in steps that double. Once a model meets
+the limit, smaller n are tried, down to the largest n that failed. At most `ROUNDS` models are
+quantised in all.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ ROUNDS = 10
 
 @dataclass(frozen=True, slots=True)
 class PartNoise:
-    """The effect of quantising only one part of a model.
+    """The effect of quantising only one part of a model (the layers that share kernels).
 
     Attributes:
-        part: the position of the part.
+        part: the position of the part in the list of parts.
         noise: the noise-to-signal ratio of the output with the most noise.
         saved_seconds: the time that quantising the part saves in one run; None if unknown.
     """
@@ -41,10 +43,13 @@ class PartNoise:
 class Selection:
     """The result of the search for parts that stay in float32, and its steps.
 
+    A part consists of layers that share kernels. The search first uses a switched model, whose
+    inputs select for each part whether it is quantised.
+
     Attributes:
         candidates: all parts, in the order in which the search keeps them in float32.
         kept: the positions of the parts that stay in float32.
-        runs: the number of combinations that were tried on the switched model.
+        runs: the number of combinations of parts that were tried on the switched model.
         rounds: for each quantised model in order, the number of parts that it keeps in float32.
     """
 
@@ -66,11 +71,11 @@ class Selection:
 
 
 def by_noise_for_time(candidates: Sequence[PartNoise]) -> tuple[PartNoise, ...]:
-    """Sort parts into the order in which the search keeps them in float32.
+    """Sort parts of a model into the order in which the search keeps them in float32.
 
-    Parts whose quantisation saves no time come first, then the others by noise per second saved,
-    highest first. Unknown savings count as the median of the positive savings. Parts without noise
-    come last.
+    A part consists of layers that share kernels. Parts whose quantisation saves no time come first.
+    Then follow the others by noise per second saved, highest first. Unknown savings count as the
+    median of the positive savings. Parts without noise come last.
     """
     known = [c.saved_seconds for c in candidates if c.saved_seconds is not None]
     usual = median([s for s in known if s > 0] or [1.0])
@@ -91,11 +96,14 @@ def select(
     would_keep: Callable[[frozenset[int]], bool],
     does_keep: Callable[[frozenset[int]], bool],
 ) -> Selection | None:
-    """Search for the smallest set of parts to keep in float32.
+    """Search for the smallest set of parts to keep in float32, so that the model meets a limit.
+
+    A part consists of layers that share kernels.
 
     Args:
         candidates: all parts of the model.
-        would_keep: returns whether the switched model meets the limit with these parts in float32.
+        would_keep: estimates whether the model meets the limit with these parts in float32. It runs
+            a model whose inputs select the quantised parts, so that nothing is compiled.
         does_keep: quantises the real model with these parts in float32, and returns whether it
             meets the limit.
 

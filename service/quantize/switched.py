@@ -26,14 +26,20 @@ _FLAG = "tilewright.float32."
 
 
 def flag(part: int) -> str:
-    """Return the name of the boolean input that selects float32 for a part."""
+    """Return the name of the boolean input that keeps a part of the model in float32.
+
+    Args:
+        part: the position of the part (layers that share kernels) in the list of parts.
+    """
     return f"{_FLAG}{part}"
 
 
 def flags(count: int, keep: Collection[int]) -> dict[str, Array]:
-    """Return the flag inputs, by name, of a run in which the parts in `keep` stay in float32.
+    """Return the boolean inputs, by name, that keep certain parts of the model in float32.
 
-    `count` is the number of all parts.
+    Args:
+        count: the number of all parts; a part consists of layers that share kernels.
+        keep: the positions of the parts that stay in float32.
     """
     return {flag(part): np.array(part in keep) for part in range(count)}
 
@@ -44,13 +50,15 @@ def switched_model(
     layers: Sequence[Layer],
     parts: Sequence[ModelPart],
 ) -> onnx.ModelProto:
-    """Return a model that computes each layer in float32 and quantised, with a flag input per part.
+    """Return a model with a boolean input per part, which selects float32 or quantised layers.
+
+    A part consists of layers that share kernels. The model computes each layer in both ways.
 
     Args:
         model: the float32 model.
         quantised: the fully quantised model.
         layers: the layers of the model.
-        parts: the parts, as positions in `layers`.
+        parts: the parts, each with the positions of its layers in `layers`.
     """
     result = onnx.ModelProto()
     result.CopyFrom(quantised)
@@ -73,7 +81,8 @@ def switched_model(
 
 
 class _Switches:
-    """The changes that make a quantised graph switchable: new nodes, constants and names."""
+    """New nodes, constants and names for a quantised graph, by which inputs keep layers in float32.
+    """
 
     def __init__(
         self, layers: Sequence[Layer], parts: Sequence[ModelPart], graph: onnx.GraphProto
@@ -94,10 +103,9 @@ class _Switches:
         self._read = as_read(graph, (v for v in self._touching if v in self._there))
 
     def choose_layers(self, model: onnx.GraphProto) -> None:
-        """Add a float32 copy of each layer.
+        """Add a float32 copy of each layer, and nodes that select the copy or the quantised layer.
 
-        Also add nodes that select the outputs of the copy or of the quantised layer, by the flag of
-        the layer's part.
+        The boolean input for the layer's part (layers that share kernels) makes the selection.
         """
         weights = {tensor.name: tensor for tensor in model.initializer}
         for node in model.node:
@@ -146,10 +154,12 @@ class _Switches:
         self.nodes.append(helper.make_node("Where", inputs, [value], f"{value}.chosen"))
 
     def _of_float(self, value: str) -> str:
-        """Return the name of the value that a layer's float32 copy reads instead of `value`.
+        """Return the name of the value that a layer's float32 copy reads in place of its input
+        `value`.
 
-        It is the value that readers of `value` receive in the quantised graph. If that graph lacks
-        `value`, it is the float32 copy `VALUE.float`.
+        If the quantised graph has the value, the copy reads it as other nodes do: rounded, if the
+        value is quantised. Otherwise the copy reads `VALUE.float`, which another float32 copy
+        computes or which is a copy of the layer's float32 weights.
         """
         if not value or value in self._there:
             return self._read.get(value, value)

@@ -98,7 +98,8 @@ class Claimer:
     def _accept(self, lease: object) -> None:
         """Prepare a claimed lease: check its signature, download its blobs, and queue it.
 
-        If the request was measured under an earlier lease, its result is reported under this lease.
+        If this worker measured the request already under an earlier lease, that result is reported
+        under this lease instead.
 
         Raises:
             Unreachable: if the lease is malformed.
@@ -142,9 +143,9 @@ class Claimer:
     def _may_run(self, work: HeldLease) -> bool:
         """Whether the device has enough memory and disk space for a request.
 
-        If not, a result with the status REFUSED is reported. If only the blobs of other leases
-        occupy the disk space, the method waits until enough of these leases end, or returns false
-        if this lease is lost meanwhile. Batches of candidates are small and always fit.
+        If it has not, a result with the status REFUSED is reported. Blobs of other leases may
+        occupy the disk space. The method then waits until enough of these leases end, but returns
+        False if this lease is lost meanwhile. Batches of candidates are small and always fit.
         """
         request, in_flight = work.request, self._in_flight
         if not isinstance(request, RunRequest):

@@ -122,9 +122,10 @@ class Measuring:
             self._release([work])
 
     def _give_back(self) -> None:
-        """Return the leases that are ready to the service, because the device is unreachable.
+        """Return unstarted leases to the service, because the device is unreachable.
 
-        The worker claims no further leases until the device is reachable again.
+        These are the leases whose blobs are on disk. The worker claims no further leases until the
+        device is reachable again.
         """
         self._in_flight.away = True
         while not self._in_flight.stopping.is_set() and (

@@ -161,10 +161,11 @@ class Worker:
 
 
 def _command(options: WorkerOptions, log: WorkerLog) -> DeviceCommand:
-    """Return the command that starts the harness, on this machine or on the device of `--via`.
+    """Return the command that starts the harness, the program that runs candidates on the device.
 
-    The environment of a `--via` command does not contain the worker's token. A harness on this
-    machine gets no environment variables.
+    The device is this machine, or the machine that the option `--via` reaches, for example by
+    `ssh`. The environment of a `--via` command does not contain the worker's token. A harness on
+    this machine gets no environment variables.
 
     Raises:
         HarnessError: if the command is malformed, or this machine has no harness.
@@ -196,7 +197,10 @@ def _limits(options: WorkerOptions) -> HarnessLimits:
 
 
 def _harness(options: WorkerOptions, log: WorkerLog) -> Harness:
-    """Create the harness that runs code on this machine, or on the device of `--via`.
+    """Create the harness, which starts candidates on the device in a sandbox.
+
+    The device is this machine, or the machine that the option `--via` reaches, for example by
+    `ssh`.
 
     Raises:
         HarnessError: if no harness is available for the device.

@@ -46,7 +46,8 @@ MOST_RELATIVES = 60
 class Match(StrEnum):
     """How the workload of a stored record is related to the requested workload.
 
-    Look-ups of records try these relations in the order of their definition.
+    The search for a record tries these relations in this order. DEFAULT means that no record was
+    found, so that the default schedule is used.
     """
 
     EXACT = "exact"

@@ -46,11 +46,11 @@ class ModelRequest:
 
     Attributes:
         model: an ONNX file, or its bytes.
-        mode: the mode in which code is generated.
+        mode: the target, the threads, the numerics and the precision of the generated code.
         dims: the sizes of named dimensions; None to fix no dimension.
         digest: the SHA-256 of the model's bytes; "" if it is unknown.
-        given: the inputs that the user gives. Programs are verified on them, and their sizes are
-            hints.
+        given: the inputs that the user gives. Programs are verified on these inputs, and tuned for
+            their sizes.
     """
 
     model: Path | bytes
@@ -71,12 +71,13 @@ class DynamicPlan:
         ranges: the range of each dynamic dimension.
         defaults: the names of dimensions whose range the user did not give.
         drawn: the combinations of sizes at which kernels are measured.
-        stated: whether the user stated the measured sizes; otherwise they are sampled from the
-            ranges.
-        implied: the ranges of dimensions whose size follows from others.
-        hints: by name, the sizes at which the model is planned and verified first: the sizes that a
-            user states, or else sizes that `compiler.profile` selects. A dimension without a hint
-            is planned at a size near the middle of its range.
+        stated: whether the measured sizes are those that a user states or samples have; otherwise
+            they are sampled from the ranges.
+        implied: the ranges of dimensions whose size follows from other dimensions.
+        hints: the size of each dimension, by name, at which the model is planned and verified
+            first. It is a size that a user states or samples have, or else a size that
+            `compiler.profile` selects. A dimension without an entry is planned at a size near the
+            middle of its range.
     """
 
     plan: GraphPlan
@@ -90,15 +91,18 @@ class DynamicPlan:
 
     @property
     def hinted(self) -> dict[str, tuple[int, ...]]:
-        """The measured sizes of each dimension that has a hint, by name, without duplicates."""
+        """The sizes at which kernels are measured, for each dimension in `hints`, without
+        duplicates.
+        """
         rows = [dict(each.sizes) for each in self.drawn]
         return {name: tuple(dict.fromkeys(row[name] for row in rows)) for name, _ in self.hints}
 
     @property
     def measured(self) -> tuple[SampledSizes, ...]:
-        """The measured combinations of sizes, including sizes of dimensions that the plan adds.
+        """The combinations of sizes at which kernels are measured, including dimensions of caches.
 
-        The plan adds a dimension for the slack capacity of a growing cache.
+        The plan adds a dimension for the unused rows in the buffer of a growing cache, such as the
+        keys of attention.
         """
         return tuple(
             replace(each, sizes=tuple(self.plan.with_rooms(dict(each.sizes)).items()))
@@ -108,8 +112,10 @@ class DynamicPlan:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A model partitioned into workloads, at fixed sizes or for ranges of its dynamic
-    dimensions.
+    """A model partitioned into workloads, at fixed sizes or for ranges of its dynamic dimensions.
+
+    A workload is a fused subgraph, which becomes a kernel. A model with data-dependent sizes is
+    divided into segments, programs that run one after the other. It has a `Planned` per segment.
 
     Attributes:
         request: the model, its mode and its sizes.
@@ -117,9 +123,9 @@ class Planned:
         plan: the partition into kernels.
         sizes: the sizes of `graph` and `plan` in the dimensions that have several sizes or a range.
         open: the plan for all sizes of the ranges, from which programs are built; None for fixed
-            sizes. If present, `graph` and `plan` have the sizes of the hints, at which the model is
-            verified.
-        stages: the tree of segments of a model whose sizes depend on data; None for other models.
+            sizes. If present, `graph` and `plan` have the expected sizes (`DynamicPlan.hints`), at
+            which the model is verified.
+        stages: the tree of all segments of the model; None for a model without segments.
         stage: the number of the segment to which this plan belongs.
         notes: sentences for the user about dimensions that were fixed to a size.
     """
@@ -148,9 +154,9 @@ class Planned:
 
     @property
     def workloads(self) -> list[tuple[Workload, int]]:
-        """Each workload with the number of its runs in the model.
+        """Each workload (a fused subgraph) with the number of its runs in the model.
 
-        If a range is split, the workloads of its pieces are listed.
+        If the range of a dimension is split into intervals, each interval has its own workload.
         """
         return self.served_plan.tasks()
 
@@ -158,8 +164,9 @@ class Planned:
     def untuned(self) -> Mapping[str, Workload]:
         """Map each workload's key to the workload whose default schedule is used before tuning.
 
-        The two are the same except for a piece of a split range. Before tuning, the range is not
-        split: one kernel for the whole range is used.
+        Usually, both are the same workload. If tuning splits the range of a dimension into
+        intervals, each interval has its own workload and key. All these keys then map to the
+        workload of the whole range, because one kernel is used for the whole range before tuning.
         """
         return {
             piece.workload.key: step.workload
@@ -179,8 +186,9 @@ class Planned:
     def programs(self, compiled: CompiledProgram) -> tuple[CompiledProgram, ...]:
         """Return the programs to time.
 
-        With dynamic dimensions, there is one for each measured combination of sizes: the compiled
-        program with these sizes in place of the dimensions. Otherwise it is the compiled program.
+        For a model without dynamic dimensions, the only program is `compiled`. Otherwise, the
+        result has a copy of `compiled` for each measured combination of sizes, with these sizes
+        fixed.
 
         Args:
             compiled: the program that was built from `served_plan`.
@@ -226,17 +234,20 @@ def plan_sizes(
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> tuple[Planned, ...]:
-    """Plan a model for its ranges, and for every combination of the given sizes, in their order.
+    """Plan a model for ranges of sizes, for fixed sizes, or for both.
 
-    If a dimension has a range, the first plan supports all sizes of the ranges. A dynamic dimension
-    without a given size or range gets a default range, which contains its size hints and the sizes
-    of the samples.
+    If a dimension has a range, the first plan supports all sizes of the ranges. Then follows a plan
+    for each combination of the fixed sizes. A dynamic dimension without a given size or range gets
+    a default range, which contains its size hints (expected sizes) and the sizes of the samples.
 
     Args:
         request: the model and its mode.
         dims: the sizes, ranges and size hints of each named dimension.
         observer: receives the graph after each pass.
         timings: receives the seconds of each step.
+
+    Returns:
+        the plans, with the combinations in the order in which `dims` lists the sizes.
 
     Raises:
         CompilerError: if the model or the target is invalid or not supported, the combinations
@@ -321,12 +332,14 @@ def _plan_each(
 
 @dataclass(frozen=True, slots=True)
 class _Hinted:
-    """The default ranges and size hints of dimensions.
+    """The default ranges and expected sizes of dimensions.
 
     Attributes:
         defaults: the default range of each dimension without a given size or range.
-        stated: the size hints that the user states, with their fractions.
-        sampled: the most frequent sizes of the samples, with their counts.
+        stated: the expected sizes that the user states, by dimension; each has the fraction of runs
+            with this size.
+        sampled: the most frequent sizes of the samples, by dimension; each has the number of
+            samples with this size.
     """
 
     defaults: Mapping[str, Dimension]
@@ -345,9 +358,9 @@ def _plan_ranges(
 ) -> Iterator[Planned]:
     """Yield the plan of a program that supports all sizes of the ranges.
 
-    If no program can, ranges are narrowed or replaced by fixed sizes (`FittedRanges`), and `notes`
-    of the plan lists the changes. If all dimensions become fixed, a plan is yielded for each size
-    hint instead.
+    If no single program supports all sizes, ranges are narrowed or replaced by fixed sizes
+    (`FittedRanges`). Then `notes` of the plan lists these changes. If all dimensions become fixed,
+    a plan is yielded for each size hint (expected size) instead.
 
     Args:
         request: the model and its mode.
@@ -420,7 +433,10 @@ def _plan_fixed(
     observer: Observer | None,
     timings: Timings | None,
 ) -> Iterator[Planned]:
-    """Yield a plan at each size hint, for a model whose dimensions all had to be fixed."""
+    """Yield a plan at each size hint (expected size), for a model without remaining ranges.
+
+    All dimensions of the model were fixed, because no program supports a range of their sizes.
+    """
 
     def plan(sizes: Mapping[str, int]) -> Planned:
         return plan_model(replace(request, dims={**numbers, **sizes}), observer, timings)
@@ -446,8 +462,10 @@ def profiled(
     Args:
         plan: the plan for all sizes of its ranges.
         ports: the model's inputs and outputs with their dimensions.
-        free: the dimensions without a given range; each gets a hint.
-        shares: the sizes that the user states or samples have, with their fractions.
+        free: the dimensions whose range the user did not give; the function selects an expected
+            size for each.
+        shares: the sizes that the user states or samples have, by dimension. They have precedence.
+            Each size has its fraction of runs or number of samples.
 
     Raises:
         InvalidArgumentError: if a size in `shares` lies outside the range of its dimension.
@@ -489,14 +507,19 @@ def _united(ports: ModelPorts, graph: Graph) -> ModelPorts:
 
 
 def first_sizes(shares: Shares) -> dict[str, int]:
-    """Return, for each dimension, the size hint with the largest fraction."""
+    """Return the most frequent size of each dimension.
+
+    Args:
+        shares: the frequency of each size, by dimension.
+    """
     return {name: max(listed, key=lambda size: listed[size]) for name, listed in shares.items()}
 
 
 def planned_for_ranges(request: ModelRequest, plan: DynamicPlan) -> Planned:
     """Return a `Planned` for a plan with dynamic dimensions.
 
-    Its attributes `graph` and `plan` have the sizes of the hints.
+    Its attributes `graph` and `plan` have fixed sizes: `plan.hints`, and a size near the middle of
+    the range for each other dimension.
 
     Args:
         request: the model, its mode and its fixed sizes.

@@ -1,7 +1,7 @@
-"""Plans models whose sizes depend on data: one plan for each of their programs.
+"""Plans models whose sizes depend on data: a plan for each program of such a model.
 
 Such a model is divided into segments (called stages in the code): programs that run one after the
-other. Tuning, races and verification handle the segments like the plans of a model at several
+other. Tuning, timing and verification treat the segments like the plans of a model at several
 sizes. Each segment is a program that is verified separately.
 """
 
@@ -46,13 +46,15 @@ def plan_programs(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
-    """Plan all programs of a model with `plan_segments` if sizes depend on data, else
-    `plan_sizes`.
+    """Plan all programs of a model: one per size, or one per segment if sizes depend on data.
+
+    The segments of a model are programs that run one after the other (`plan_segments`). A model
+    without data-dependent sizes is planned by `plan_sizes`.
 
     Args:
         request: the model and its mode.
         dims: the sizes, ranges and size hints of each named dimension.
-        observer: receives the graph after each pass.
+        observer: receives the graph after each pass; not called for segments.
         timings: receives the seconds of each step.
         kernels: the cache of compiled kernels.
 
@@ -91,11 +93,11 @@ def plan_first_program(
 def _must_be_cut(
     request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]], error: CompilerError
 ) -> bool:
-    """Whether a model must be divided into segments, because data determine some of its sizes.
+    """Whether a model must be divided into several programs, because data determine its sizes.
 
     Args:
         request: the model and its mode.
-        dims: the sizes, ranges and size hints of each named dimension.
+        dims: the sizes, ranges and expected sizes of each named dimension.
         error: the error of the import of the whole model.
     """
     if isinstance(error.__cause__, DynamicSizeError):
@@ -116,15 +118,19 @@ def plan_segments(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
-    """Plan all segments of a model whose sizes depend on data, ordered by number.
+    """Plan all segments of a model whose sizes depend on data.
 
-    Each segment is compiled, because only compilation shows the range of sizes that it supports.
+    Segments are programs that run one after the other. Each segment is compiled, because only
+    compilation shows the range of sizes that it supports.
 
     Args:
         request: the model and its mode.
         dims: a size or range for each named dimension.
         timings: receives the seconds of each step.
         kernels: the cache of compiled kernels.
+
+    Returns:
+        the plans; the attribute `stage` of each plan is its position.
 
     Raises:
         CompilerError: if the model or the target is invalid or not supported, a dimension has
@@ -140,7 +146,9 @@ def plan_segments(
 
 
 def plan_first_stage(request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]]) -> Planned:
-    """Return the plan of the first segment that has kernels, without generating code.
+    """Return the plan of a model's first segment that has kernels, without generating code.
+
+    The segments of a model with data-dependent sizes are programs that run one after the other.
 
     Raises:
         CompilerError: if the model or the target is invalid or not supported, or a dimension has
@@ -164,9 +172,10 @@ def _beginning(
     *,
     build: bool,
 ) -> tuple[SegmentCompiler[Planned], JitBoundary[Planned]]:
-    """Return the planner of segments, and the boundary before the first segment.
+    """Return a planner of segments, and the boundary at which the first segment begins.
 
-    Nothing is planned yet; the remaining model after this boundary is the whole model.
+    The segments of a model with data-dependent sizes are programs that run one after the other.
+    This function plans no segment.
 
     Args:
         request: the model and its mode.
@@ -218,9 +227,16 @@ def _beginning(
 
 
 def _numbered(cut: SegmentBoundary[Planned], plans: list[Planned]) -> SegmentBoundary[int]:
-    """Return a boundary with numbers in place of plans; each number is an index into `plans`.
+    """Copy a tree of segments, with numbers in place of plans.
 
-    The plans are appended to `plans`.
+    The segments of a model with data-dependent sizes are programs that run one after the other.
+
+    Args:
+        cut: the boundary at which the tree's first segments begin.
+        plans: a list to which the plans are appended; each number is an index into this list.
+
+    Returns:
+        the same boundary in the copy.
     """
     found = SegmentBoundary[int](cut.reads, cut.ends, reason=cut.reason)
     for facts, stage in cut.made.items():

@@ -1,9 +1,10 @@
 """The tuner process: claims jobs, tunes their models, and builds and verifies artifacts.
 
 The process runs several jobs at a time, each in a thread. All jobs share the builder processes.
-Without a job, the process trains cost models and repeats the measurements of weakly attested
-records. It communicates with the web process only through the database and the blobs. If it is
-killed at any moment, the next tuner process continues from the stored trials.
+Without a job, the process trains cost models. It also repeats the measurements of stored records
+that only workers of one owner have measured. It communicates with the web process only through the
+database and the blobs. If it is killed at any moment, the next tuner process continues from the
+stored trials.
 """
 
 from __future__ import annotations
@@ -185,10 +186,11 @@ class TunerProcess:
         return True
 
     def _measure_again(self) -> None:
-        """Start a thread that measures again the records that only one owner has measured.
+        """Start a thread that repeats measurements of records that only workers of one owner
+        measured.
 
-        If the thread runs already, renew the lock that prevents other tuners from repeating the
-        same measurements, or stop the thread if another tuner has the lock.
+        If the thread already runs, renew the database lock that prevents other tuners from
+        repeating the same measurements. If another tuner has the lock, stop the thread instead.
         """
         try:
             if self._beside is not None and self._beside.is_alive():

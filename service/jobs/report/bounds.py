@@ -77,9 +77,15 @@ def task_bound(task: Task, speeds: Speeds) -> float:
 
 
 def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> float:
-    """Return a lower bound in seconds at the sizes of one point.
+    """Return a lower bound of one run of a workload at fixed sizes, in seconds.
 
     Only float32 workloads have a bound by arithmetic; others have only a bound by memory traffic.
+
+    Args:
+        task: the task of the workload.
+        point: the sizes of the task's dynamic dimensions.
+        workload: the task's workload at these sizes.
+        speeds: the measured peak rates of the device.
     """
     weights = costs.weight_bytes(workload)
     moved = costs.bytes_read(workload) + costs.bytes_written(workload)

@@ -223,9 +223,14 @@ def explain(
 def _scheduled(
     plan: GraphPlan, trees: Mapping[Workload, KernelTree]
 ) -> Iterator[tuple[Workload, ScheduledKernel]]:
-    """Yield the kernels of a plan, each with its step's workload, in the order of first use.
+    """Yield (workload, kernel) for each kernel of a plan, in the order of first use.
 
-    If a range is split, the kernels of its pieces follow each other, smallest sizes first.
+    If the range of a dimension is split into intervals, a workload has a kernel for each interval.
+    These kernels follow each other, smallest sizes first.
+
+    Args:
+        plan: the plan.
+        trees: the kernels of each workload.
     """
     for workload in dict.fromkeys(step.workload for step in plan.kernels):
         yield from ((workload, kernel) for kernel in leaves(trees[workload]))

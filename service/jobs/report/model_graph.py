@@ -130,8 +130,8 @@ class ModelGraph:
         edges: the lines between steps.
         width: the width of the drawing.
         height: the height of the drawing.
-        staged: whether the drawing shows only the first segment of a model whose sizes depend on
-            data.
+        staged: whether the drawing shows only the first of several programs, because the sizes of
+            the model depend on data.
     """
 
     steps: tuple[GraphStep, ...]

@@ -28,7 +28,8 @@ class Repeated:
 
     Attributes:
         finished: the result of the replayed run.
-        origins: the number of trials by origin, such as the default or a strategy's move.
+        origins: the number of trials by the origin of their schedule, such as "default" or
+            "mutation" (a move of the search strategy).
         events: the events of the replayed run.
     """
 

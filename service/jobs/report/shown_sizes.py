@@ -28,10 +28,11 @@ FIRST_STAGE = "the data decide sizes; the figures are those of the first stage"
 def shown_sizes(planned: Planned) -> list[dict[str, int]]:
     """Return the combinations of sizes of a model's dynamic dimensions at which it is explained.
 
-    These are the size hints that the user states. Without such hints, there are two combinations:
-    the default hints, and the largest sizes at which a run is still short. A run is short if its
-    estimated cost is at most a second or two of one core, or at most TIMES the cost at the hints.
-    For a model without dynamic dimensions, the result is a single empty mapping.
+    These are the expected sizes that the user states or samples have. Without such sizes, there are
+    two combinations: the default sizes, and the largest sizes at which a run is still short. A run
+    is short if its estimated cost is at most a second or two of one core, or at most TIMES the cost
+    at the default sizes. For a model without dynamic dimensions, the result is a single empty
+    mapping.
     """
     found = planned.open
     if found is None:
@@ -61,14 +62,14 @@ def hinted_sizes(
 ) -> list[dict[str, int]]:
     """Return the combinations of sizes at which to run a compiled program.
 
-    The sizes of a dimension are the hints that the user states. Without them, sizes are spread over
-    a range that the user has given. Without a given range, the sizes are the hints of the artifact
-    or the model.
+    The sizes of a dimension are the size hints (expected sizes) that the user states. Without
+    stated hints, sizes are spread over the range that the user has given. Without a given range,
+    the sizes are the hints that the artifact stores, or default hints that the compiler selects.
 
     Args:
         ports: the program's inputs and outputs, with the hints of an artifact.
         ranges: the ranges of the dynamic dimensions.
-        stated: the hints that the user states, with their fractions.
+        stated: the hints that the user states; each has the fraction of runs with this size.
         given: the names of the dimensions whose range the user has given.
 
     Raises:
@@ -86,12 +87,13 @@ def hinted_sizes(
 def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dict[str, int]]:
     """Return the combinations of sizes at which to run a model.
 
-    A dimension with hints has the hints as sizes; the sizes of another dimension are spread over
-    its range. If `ranges` is empty, the result is a single empty mapping.
+    The sizes of a dimension are the size hints (expected sizes) in `stated`. Without hints, sizes
+    are spread over the range of the dimension. If `ranges` is empty, the result is a single empty
+    mapping.
 
     Args:
         ranges: the ranges of the dynamic dimensions.
-        stated: the size hints, with their fractions.
+        stated: the size hints by dimension; each has the fraction of runs with this size.
 
     Raises:
         InvalidArgumentError: if a hint names a dimension that is not dynamic, or a size that the

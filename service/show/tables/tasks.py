@@ -91,9 +91,10 @@ def runs_of(task: TaskView) -> float:
 
 
 def comparison_text(comparison: Mapping[str, Any] | None) -> str:
-    """Return the speed-up of a finalist over the incumbent schedule, with its confidence interval.
+    """Return the speed-up of a new schedule over the schedule used so far, with its interval.
 
-    Returns "kept" if `comparison` is None, because no finalist replaced the incumbent.
+    The interval is a confidence interval. Returns "kept" if `comparison` is None, because no new
+    schedule replaced the schedule used so far.
     """
     return "kept" if comparison is None else speedups(comparison)
 
@@ -101,8 +102,8 @@ def comparison_text(comparison: Mapping[str, Any] | None) -> str:
 def _trials(line: TaskLine) -> str:
     """Return a task's number of trials, or the reason why it has none.
 
-    The reason is "known" if its schedule was in the database, and "relative's" if a related task
-    was searched instead.
+    The reason is "known" if the task's schedule was in the database. It is "relative's" if the
+    schedule of another task was used, which differs only in numbers such as scales.
     """
     task = line.task
     if task.status == "cached":
