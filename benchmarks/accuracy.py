@@ -42,8 +42,8 @@ MODES = ("fast", "strict")  # untuned, "loose" is "fast"
 class ModelError:
     """Largest relative errors of one model's outputs against float64.
 
-    `error` is Tilewright's and `onnxruntime` is ONNX Runtime's; `ratio` is the first over the
-    second.
+    `error` is Tilewright's error and `onnxruntime` is ONNX Runtime's. `ratio` is `error` divided by
+    `onnxruntime`.
     """
 
     model: str

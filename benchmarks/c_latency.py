@@ -58,9 +58,10 @@ code."""
 class Latency:
     """Latency of one engine on one model.
 
-    `seconds` is the median of all samples and `fastest` the smallest. `ratio` and `less` are
-    medians over all rounds: the engine's median divided by that of Python, and Python's median
-    minus the engine's in seconds.
+    `seconds` is the median of all samples, and `fastest` is the smallest sample. `ratio` and `less`
+    compare the engine with Python in each round, and are medians over all rounds. `ratio` is the
+    engine's median time divided by Python's. `less` is Python's median time minus the engine's, in
+    seconds.
     """
 
     model: str

@@ -1,4 +1,8 @@
-"""Checks of the database after a chaos run: guarantees that must hold despite kills and lies."""
+"""Checks of the database after a chaos run (`benchmarks.chaos`).
+
+The service's guarantees must hold although processes were killed and workers reported false
+results.
+"""
 
 from __future__ import annotations
 
@@ -84,14 +88,14 @@ def _of_job(
 ) -> Iterator[str]:
     """Compare the stored trials of a job with the results of its requests.
 
+    Yields a sentence for each fault: a trial is missing or differs from the reported samples,
+    samples are implausible, or a schedule was measured twice.
+
     Args:
         storage: the service's stores.
         job_id: the job.
-        requests: the job's requests, each with the result of a measurement.
-        found: receives statistics.
-
-    Yields a sentence for each fault: a trial is missing or differs from the reported samples,
-    samples are implausible, or a schedule was measured twice.
+        requests: the job's requests, each with its result.
+        found: receives the number of trials.
     """
     trials = {trial.id: trial for trial in storage.records.trials_of_job(job_id)}
     found.trials += len(trials)

@@ -88,7 +88,8 @@ def attribute(
     before: Timed | None,
     after: Timed | None,
 ) -> Attribution:
-    """Group layers that share kernels, in either model, into parts, and measure the parts.
+    """Group layers that share kernels, in either model, into parts, and compute the time of each
+    part.
 
     If `before` or `after` is None, each layer is a part, and its times are unknown.
 

@@ -143,9 +143,10 @@ class Owners:
     def served(self, value: str) -> frozenset[int]:
         """Return the layers for which a value of the quantised graph prepares data, by position.
 
-        The search follows the readers of the value up to the next values of the float32 model, and
-        returns the layers that compute these. For example, a quantised MatMul first computes a
-        product of integers, which then is scaled. The product prepares data for this layer.
+        The search follows the readers of the value up to the next values that also exist in the
+        float32 model. It returns the layers that compute those values. For example, a quantised
+        MatMul first computes a product of integers, which then is scaled. The product prepares data
+        for this layer.
         """
         found: set[int] = set()
         seen = {value}

@@ -26,7 +26,7 @@ ROUNDS = 10
 
 @dataclass(frozen=True, slots=True)
 class PartNoise:
-    """The effect of quantising only one part of a model (the layers that share kernels).
+    """The effect of quantising only one part of a model (layers that share kernels).
 
     Attributes:
         part: the position of the part in the list of parts.

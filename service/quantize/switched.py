@@ -1,6 +1,7 @@
-"""Builds a model in which inputs select, for each part and run, float32 or quantised layers.
+"""Builds a model in which inputs select, per run, the layers that are quantised.
 
-The model computes every layer in both ways, and the flag of its part selects the result:
+Layers that share kernels form a part. Each part has a boolean input, its flag. The model computes
+every layer both in float32 and quantised, and the flag selects one of the two results:
 
     x -> quantised layer -> y      x -> quantised layer -> y.quantised -+
                                    x -> float32 layer   -> y.float -----+-> Where(flag) -> y
@@ -81,8 +82,7 @@ def switched_model(
 
 
 class _Switches:
-    """New nodes, constants and names for a quantised graph, by which inputs keep layers in float32.
-    """
+    """New nodes, constants and names by which inputs keep quantised layers in float32."""
 
     def __init__(
         self, layers: Sequence[Layer], parts: Sequence[ModelPart], graph: onnx.GraphProto
@@ -154,12 +154,11 @@ class _Switches:
         self.nodes.append(helper.make_node("Where", inputs, [value], f"{value}.chosen"))
 
     def _of_float(self, value: str) -> str:
-        """Return the name of the value that a layer's float32 copy reads in place of its input
-        `value`.
+        """Return the name of the value that a layer's float32 copy reads instead of `value`.
 
         If the quantised graph has the value, the copy reads it as other nodes do: rounded, if the
-        value is quantised. Otherwise the copy reads `VALUE.float`, which another float32 copy
-        computes or which is a copy of the layer's float32 weights.
+        value is quantised. Otherwise, the copy reads `VALUE.float`, which is the output of another
+        layer's float32 copy, or a float32 weight.
         """
         if not value or value in self._there:
             return self._read.get(value, value)

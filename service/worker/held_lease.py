@@ -69,7 +69,7 @@ class InFlightLeases:
         """Return the number of further leases that the worker may claim, at most PREFETCHED.
 
         The number is 0 while the device is unreachable, or while the spool has a result that the
-        service has not acknowledged. The caller must hold `changed`.
+        service has not acknowledged. The caller must hold the condition variable `changed`.
         """
         return 0 if self.unreported or self.away else PREFETCHED - len(self.leases)
 

@@ -88,7 +88,7 @@ class Reviewed:
     Attributes:
         confirmed: the number of claims with which the second measurement agreed.
         disputed: one sentence for each claim that the second measurement contradicted.
-        open: the number of the job's tuning records that are not confirmed yet.
+        open: the number of the job's tuning records that are neither confirmed nor disputed yet.
     """
 
     confirmed: int = 0

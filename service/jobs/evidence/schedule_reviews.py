@@ -89,7 +89,7 @@ class ScheduleReviews:
 
         Returns:
             the counts of confirmed and disputed records; `open` is the number of all records of the
-            job that are still unconfirmed.
+            job that are neither confirmed nor disputed.
 
         Raises:
             CompilerError: if the kernels cannot be compiled.
@@ -102,8 +102,7 @@ class ScheduleReviews:
         return replace(found, open=len(ledger.provisional(self.job_id)))
 
     def doubt(self, tasks: Sequence[Task]) -> Reviewed:
-        """Review the stored records of tasks: measure again the records that only one owner has
-        measured.
+        """Review stored records: measure again the records that only one owner has measured.
 
         A record is left out if no connected worker could make it more trustworthy. A worker of
         another owner can, for example. If the second measurement contradicts a record, no job uses
@@ -202,16 +201,16 @@ class _SchedulesAgain:
 def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:
     """Return why a second measurement of a schedule contradicts the first, or "" if it does not.
 
-    It contradicts if the kernel now fails, times out, computes wrong values, or is slower than the
-    default schedule. It also contradicts if the kernel takes more than `SLOWER` times the expected
-    time. The expected time is the first time, multiplied by `devices_ratio` if that is known.
+    A contradiction is a kernel that now fails, times out, computes wrong values, or is slower than
+    the default schedule. A kernel that takes more than `SLOWER` times the expected time is a
+    contradiction, too. The expected time is the first time, multiplied by `devices_ratio` if known.
 
     Args:
         first: the measurement in the stored record.
         second: the later measurement, maybe on another device.
         devices_ratio: the default schedule's time on the second device divided by its time on the
-            first device; None if unknown. It is limited to the range from 1 / DEVICES_DIFFER to
-            DEVICES_DIFFER.
+            first device; None if unknown. Ratios outside the range from 1 / DEVICES_DIFFER to
+            DEVICES_DIFFER count as the nearest end of the range.
     """
     names = f"worker '{first.worker}'", f"worker '{second.worker}'"
     if second.status in _CONTRADICTS:

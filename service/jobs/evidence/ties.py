@@ -160,8 +160,8 @@ def rounding_intervals(
 def _before_jump(segment: Graph, name: str) -> tuple[str, Graph]:
     """Find the first discontinuous operator in the elementwise operators that compute an output.
 
-    The search follows the operators backwards from the output, up to the first operator that is not
-    elementwise.
+    The search follows the operators backwards from the output. It ends at an operator that is not
+    elementwise, or that reads several computed values.
 
     Args:
         segment: the graph.

@@ -123,8 +123,7 @@ def at_each_size(
     more_seconds: float,
     clock: Callable[[], float] = monotonic,
 ) -> Verification:
-    """Verify programs at their size hints (expected sizes), and then at other sizes while time
-    remains.
+    """Verify programs at their size hints (expected sizes), then at other sizes if time remains.
 
     The programs take turns, one further size at a time. So every program gets some of the time,
     even if an object detector has hundreds of programs, one for each data-dependent size. The time

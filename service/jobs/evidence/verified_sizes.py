@@ -74,8 +74,8 @@ def at_other_sizes(
 
     Args:
         planned: the plan; nothing is yielded if it has no dynamic dimensions.
-        share: returns how many times as many operations a size may need as the first size hint (an
-            expected size). It is called before each size. Values above MOST count as MOST.
+        share: returns the limit of the operations at the next size, as a multiple of the operations
+            at the first size hint (an expected size). Values above MOST count as MOST.
     """
     found = planned.open
     if found is None:
@@ -97,8 +97,7 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
 
 
 def _hints(planned: Planned, found: DynamicPlan) -> list[dict[str, int]]:
-    """Return the combinations of sizes that are verified first, each with a size per dimension
-    name.
+    """Return the combinations of sizes that are verified first, each as a size by dimension.
 
     The first combination has the sizes of `planned`. Then follow the sizes that a user states or
     that the samples of inputs have.
@@ -132,7 +131,8 @@ def _different(
         found: the plan with dynamic dimensions.
         wanted: the combinations, each with a size per dimension.
         seen: combinations that were verified before; not empty.
-        share: returns how many times as many operations a combination may need as `seen[0]`.
+        share: returns the limit of the operations at a combination, as a multiple of the operations
+            at `seen[0]`.
     """
     known = {d.name: d for d in found.ranges}
     made = [kind for name, kind in found.graph.types.items() if name not in found.graph.constants]

@@ -101,8 +101,8 @@ class KnownModel:
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
         """Return the selected schedule of a workload (a fused subgraph), or None for the default.
 
-        Schedules are selected when a program is planned. Before its program is planned, a workload
-        has no selected schedule. This method implements
+        Schedules are selected when a program is planned. A workload has no selected schedule before
+        its program is planned. This method implements
         `tilewright.compiler.program.kernels.ScheduleSource`.
         """
         return self._schedules.get(workload_key)

@@ -1,8 +1,8 @@
 """Finds a schedule for any workload, also one that was never tuned, and estimates its slowdown.
 
 The schedule comes from the most closely related workload with a stored record
-(`service.jobs.knowledge.ladder`). Without a related workload, it is the default. The slowdown of a
-borrowed schedule is estimated from measurements: cases in which a workload was measured both with
+(`service.jobs.knowledge.ladder`). Without a related workload, the default is used. The slowdown of
+a borrowed schedule is estimated from measurements: cases in which a workload was measured both with
 its own schedule and with a schedule borrowed in the same way.
 """
 
@@ -165,8 +165,7 @@ def _exact(stored: StoredRecord) -> Answer:
 
 
 def _other_numbers(stored: StoredRecord, storage: Storage, key: RecordKey) -> Answer:
-    """Return the answer that borrows the schedule of a workload with other constants, such as
-    scales.
+    """Return the answer that borrows from a workload with other constants, such as scales.
 
     The slowdown is known only if the borrowed schedule and another schedule were measured on the
     requested workload.

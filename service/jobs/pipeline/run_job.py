@@ -125,10 +125,11 @@ class JobOutcome:
         device: the device of the job.
         selected: the schedules of the artifact; None if the job was cancelled before they were
             selected.
-        confirmed: the results of the reviews of the new records.
+        confirmed: the result of measuring records a second time: the new records, and earlier
+            records that only workers of one owner had measured.
         verification: the result of verifying the artifact; None if the job was cancelled before, or
             no artifact was requested.
-        latencies: the latencies at the size hints.
+        latencies: the latencies at the size hints (expected sizes).
         phases: the seconds of each phase.
     """
 

@@ -108,8 +108,7 @@ def all_known(tasks: Sequence[Task], storage: Storage) -> bool:
 
 
 def save_texts(planned: Planned, storage: Storage) -> None:
-    """Store the workloads (fused subgraphs) and the target of a plan in the database, by their
-    keys.
+    """Store the workloads (fused subgraphs) and the target of a plan in the database, by key.
 
     Trials and records have only the keys. The workloads are stored as text, the target as JSON.
     """

@@ -45,8 +45,8 @@ class FittedRanges:
         given: the present ranges of dimensions for which the user gave a range, by name.
         defaults: the default ranges of the other dimensions, by name.
         hints: the size hint of each dimension (the size to which it is fixed if necessary).
-        stated: the sizes that the user states or that samples have, by dimension; each size has the
-            fraction of runs with this size.
+        stated: the sizes that the user states or that samples have, by dimension. Each size has its
+            fraction of runs or number of samples.
         sizes: the dimensions that were fixed, with their sizes.
         taken: the ranges that the user gave for dimensions that were fixed, by name.
         notes: a sentence for the user about each step.
@@ -67,7 +67,9 @@ class FittedRanges:
 
     @property
     def shares(self) -> Shares:
-        """The entries of `stated` for the dimensions that are not fixed to a size."""
+        """The sizes that the user states or samples have, for each dimension that is not fixed to a
+        size.
+        """
         return {name: each for name, each in self.stated.items() if name not in self.sizes}
 
     def relax(self, error: CompilerError) -> None:

@@ -91,8 +91,9 @@ class DynamicPlan:
 
     @property
     def hinted(self) -> dict[str, tuple[int, ...]]:
-        """The sizes at which kernels are measured, for each dimension in `hints`, without
-        duplicates.
+        """The sizes at which kernels are measured, by dimension, without duplicates.
+
+        Only dimensions in `hints`, which have an expected size, are listed.
         """
         rows = [dict(each.sizes) for each in self.drawn]
         return {name: tuple(dict.fromkeys(row[name] for row in rows)) for name, _ in self.hints}

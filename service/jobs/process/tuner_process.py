@@ -186,8 +186,7 @@ class TunerProcess:
         return True
 
     def _measure_again(self) -> None:
-        """Start a thread that repeats measurements of records that only workers of one owner
-        measured.
+        """Start a thread that repeats measurements of records that only one owner has measured.
 
         If the thread already runs, renew the database lock that prevents other tuners from
         repeating the same measurements. If another tuner has the lock, stop the thread instead.

@@ -115,8 +115,8 @@ def _counts(task: Task, point: SizePoint, workload: Workload, space: SubSpace) -
     """Return the numbers of operations of a fast algorithm, one for each of its variants.
 
     For example, Winograd has a variant for each number of outputs that a transform computes at a
-    time. The variants are the values of the knob `outputs`, or, in an algorithm without this knob,
-    of its first knob. The other knobs have their default values.
+    time. A variant is a value of the knob `outputs`. If the algorithm has no such knob, a variant
+    is a value of its first knob. All other knobs have their default values.
 
     Args:
         task: the task.

@@ -442,8 +442,8 @@ def _give_back(
         found: the steps.
         nodes: the ONNX nodes.
         of_node: the steps of each node, as a bit mask; changed in place.
-        lost: for each node, True if no step computes its output. A step that only moves elements
-            does not count.
+        lost: for each node, True if no step computes its output, or if the step's operator only
+            moves elements.
     """
     known = reduce(or_, of_node, 0)
     having: dict[str, int] = {}

@@ -91,10 +91,10 @@ def runs_of(task: TaskView) -> float:
 
 
 def comparison_text(comparison: Mapping[str, Any] | None) -> str:
-    """Return the speed-up of a new schedule over the schedule used so far, with its interval.
+    """Return the speed-up of a task's new schedule over the earlier one, with a confidence
+    interval.
 
-    The interval is a confidence interval. Returns "kept" if `comparison` is None, because no new
-    schedule replaced the schedule used so far.
+    Returns "kept" if `comparison` is None, because no new schedule replaced the earlier one.
     """
     return "kept" if comparison is None else speedups(comparison)
 
@@ -103,7 +103,7 @@ def _trials(line: TaskLine) -> str:
     """Return a task's number of trials, or the reason why it has none.
 
     The reason is "known" if the task's schedule was in the database. It is "relative's" if the
-    schedule of another task was used, which differs only in numbers such as scales.
+    schedule was borrowed from a task that differs only in numbers such as scales.
     """
     task = line.task
     if task.status == "cached":
