@@ -73,9 +73,10 @@ class Row:
     too_scalar: bool = False
 
     def faults(self, seconds: float) -> list[str]:
-        """The requirements that `tilewright tune` violated, such as `exit 1` or `not verified`.
+        """Short texts that name the requirements which a run of `tilewright tune` violated.
 
-        `seconds` is the tuning budget.
+        Examples are `exit 1` and `not verified`. `seconds` is the tuning budget, which determines
+        the allowed wall time.
         """
         if self.problem:
             return [f"not tried: {self.problem}"]
@@ -94,7 +95,7 @@ class Row:
     def cells(self, seconds: float) -> list[str]:
         """The cells of the model's row in the table, with `|` escaped and line breaks removed.
 
-        `seconds` is the tuning budget, which the verdict depends on.
+        `seconds` is the tuning budget. One cell says whether the run took too long for this budget.
         """
         cells = [
             self.identity,
@@ -138,7 +139,7 @@ HEADER = (
 
 
 def tried(model: Collected, options: argparse.Namespace) -> Row:
-    """Run `tilewright tune` on one model in a subprocess, and return its row."""
+    """Run `tilewright tune` on one model in a subprocess; return the model's row of the report."""
     try:
         file = model.file(options.folder)
     except FetchError as error:
@@ -174,10 +175,11 @@ def tried(model: Collected, options: argparse.Namespace) -> Row:
 
 
 def scalar_share(file: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Estimate how much of a tuned model's time is scalar code, by `benchmarks.scalar_share`.
+    """Estimate the share of a tuned model's time that is spent in scalar code (without SIMD).
 
-    Returns the fields `scalar` and `too_scalar` of the model's row. If the estimate fails,
-    `too_scalar` is true, because a model that was tuned must have a plan to estimate.
+    The estimate is made by `benchmarks.scalar_share` in a subprocess. Returns the fields `scalar`
+    (the share as text) and `too_scalar` for the model's row. If the subprocess fails, `too_scalar`
+    is true: an estimate must be possible for every model that was tuned.
     """
     command = [sys.executable, "-m", "benchmarks.scalar_share", "--json", str(file)]
     done = run(command, os.environ, options.memory_gb, options.limit_seconds)
@@ -189,9 +191,9 @@ def scalar_share(file: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def facts(printed: str) -> dict[str, Any]:
-    """Fields of a row from the JSON that `tilewright tune --json` printed.
+    """Extract the fields of a report row from the output of `tilewright tune --json`.
 
-    The result is empty if the text is not JSON.
+    The dictionary is empty if the output is not JSON.
     """
     from tilewright.service.show.messages import phases_text, result_lines
 

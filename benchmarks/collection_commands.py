@@ -1,10 +1,10 @@
-"""`make collection-commands`: run all commands but `tune` on real models, within time and memory.
+"""`make collection-commands`: run the `tilewright` commands on real models, with resource limits.
 
-Each command of COMMANDS runs in its own process with default options and 8 GiB of memory. The
-commands of a model run in order, because some need the result of an earlier one: an artifact, a
-tuned artifact, or a tuning run. `record find` asks a service on the same database. A line of JSON
-per command is appended when a model is done, so that an interrupted run can resume with the next
-model.
+Each command of COMMANDS runs in its own process with default options, 8 GiB of memory and a time
+limit. The commands of a model run in order, because some need the output of an earlier one: an
+artifact, a tuned artifact, or a tuning run. The command `record find` queries a service that uses
+the same database. After each model, a line of JSON per command is appended to the results. An
+interrupted run can therefore resume with the next model.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ class CommandRow:
     last_line: str = ""
 
     def faults(self) -> list[str]:
-        """The requirements that the command violated, such as `exit 1` or `traceback`."""
+        """Short texts that name the requirements which the command violated.
+
+        Examples are `exit 1` and `traceback`.
+        """
         if self.problem:
             return [f"not tried: {self.problem}"]
         if self.exit_code is None:
@@ -167,8 +170,9 @@ class Place:
 def serving(folder: Path, memory_gb: float, limit_seconds: float) -> Iterator[Place]:
     """Context with a running service that has no tuner and no worker.
 
-    The service is stopped at the end. Its data are in `folder`, and the limits are those of the
-    commands.
+    The service stores its data in `folder` and is stopped at the end. Yields a `Place`, the
+    environment in which commands run. `memory_gb` (GiB per process) and `limit_seconds` are the
+    limits of each command.
     """
     port = free_port()
     place = Place(folder, f"http://127.0.0.1:{port}", 0, memory_gb, limit_seconds)
@@ -205,9 +209,11 @@ def serving(folder: Path, memory_gb: float, limit_seconds: float) -> Iterator[Pl
 def tried(
     model: Collected, place: Place, models: Path, wanted: Sequence[str]
 ) -> Iterator[CommandRow]:
-    """Run the wanted commands on a model, and the commands whose results they need.
+    """Run the `wanted` commands on a model, and the commands whose output they need.
 
     Yields a row after each command. If a needed command failed, the row's `problem` says so.
+    `models` is the cache folder of the model files, and `place` the environment in which commands
+    run.
     """
     try:
         file = model.file(models)
@@ -249,7 +255,11 @@ def tried(
 
 
 def _needs(name: str) -> list[str]:
-    """Placeholders (`artifact`, `tuned`, `run`) in a command for results of other commands."""
+    """The placeholders in a command that stand for the output of other commands.
+
+    `name` is a key of COMMANDS. For example, `{artifact}` in `run {artifact}` stands for the output
+    of `compile`. The list has "artifact", "tuned" and "run" at most.
+    """
     return [made for made in _MADE_BY if f"{{{made}}}" in COMMANDS[name]]
 
 

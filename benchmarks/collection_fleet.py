@@ -1,7 +1,8 @@
-"""A service with one tuner and one worker, whose tuner process can be observed.
+"""A service with one tuner and one worker, for benchmarks that observe the tuner process.
 
-Observed are its memory and its child processes. A child that computes for a job
-(`compiler.process.bounded`) is distinguished from a builder process by its command line.
+The benchmarks read the memory of the tuner process and list its child processes. Some children
+compute for a job, and the others are builders, which compile candidates. The two kinds have
+different command lines.
 """
 
 from __future__ import annotations

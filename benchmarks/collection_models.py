@@ -80,8 +80,10 @@ def _exported_names() -> list[tuple[str, str]]:
 def _there(folder: Path, name: str, failed: Mapping[str, str]) -> Path:
     """The path of a fetched model, `folder/name/model.onnx`.
 
-    `failed` maps names to reasons. Raises FetchError if the model is listed there or the file is
-    missing.
+    `failed` maps the name of each model that could not be fetched to the reason.
+
+    Raises:
+        FetchError: if the model is in `failed`, or the file does not exist.
     """
     if name in failed:
         raise FetchError(failed[name])

@@ -55,7 +55,8 @@ class ModelRow:
     Attributes:
         problem: why the model could not be fetched; empty if it could.
         wall_seconds: time from submission to end.
-        message: the fault in the downloaded artifact, or the job's own error or reason.
+        message: what is wrong with the downloaded artifact; otherwise the error or reason that the
+            job reports.
         before_bytes, peak_bytes, after_bytes: memory of the tuner before, during and after the job.
         tree_bytes: largest memory of the tuner and its child processes together.
     """
@@ -74,9 +75,9 @@ class ModelRow:
     after_bytes: int = 0
 
     def faults(self, seconds: float) -> list[str]:
-        """The requirements that the job violated, as short texts such as `not verified`.
+        """Short texts that name the requirements which the job violated, such as `not verified`.
 
-        `seconds` is its tuning budget.
+        `seconds` is the job's tuning budget, which determines the allowed wall time.
         """
         if self.problem:
             return [f"not tried: {self.problem}"]
@@ -91,7 +92,7 @@ class ModelRow:
     def cells(self, seconds: float) -> list[str]:
         """The cells of the model's row in the table.
 
-        `seconds` is the tuning budget, by which the verdict is computed.
+        `seconds` is the tuning budget. One cell says whether the job took too long for this budget.
         """
         return [
             self.identity,
@@ -173,7 +174,10 @@ def tuned(service: ObservedService, model: Collected, options: argparse.Namespac
 
 
 def _fetched(service: ObservedService, job_id: str) -> str:
-    """Download the artifact of a job. Returns the fault in it, or an empty text."""
+    """Download the artifact of a job and check it.
+
+    Returns an error message, or an empty text if the artifact is complete.
+    """
     with tempfile.TemporaryDirectory(prefix="tilewright-collection-") as work:
         try:
             folder = service.client.fetch(job_id, Path(work, "artifact"))
@@ -373,7 +377,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def small_first(models: Sequence[Collected], options: argparse.Namespace) -> list[Collected]:
-    """The models of the part `models` that `--only` and `--limit` select, by increasing file size.
+    """The models that the options `--only` and `--limit` select, by increasing file size.
 
     Models without a file come last.
     """

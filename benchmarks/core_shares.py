@@ -55,9 +55,12 @@ _CYCLES = re.compile(r"^Total Cycles:\s+(\d+)$", re.MULTILINE)
 class Share:
     """Simulation of one kernel's innermost loop on one core.
 
-    `macs` is the number of vector multiply-adds that a run of the model executes in the loop. Of
-    one iteration, `cycles` are the simulated cycles, `peak` the cycles of its multiply-adds at the
-    core's peak rate, and `spills` the moves of vector registers to or from the stack.
+    Attributes:
+        macs: the number of vector multiply-adds that one run of the model executes in the loop.
+        instructions, fmas: the number of all instructions, and of multiply-adds, in one iteration.
+        spills: the number of moves of vector registers to or from the stack in one iteration.
+        cycles: the simulated cycles of one iteration.
+        peak: the cycles that the multiply-adds of one iteration take at the core's peak rate.
     """
 
     model: str
@@ -126,8 +129,8 @@ class MainLoop:
 def main_loops(model: Any, target: Target) -> Iterator[MainLoop]:
     """Yield the main loop (`MainLoop`) of each kernel that has multiply-adds in a reduction.
 
-    The loop is recognised in the assembly by its number of multiply-adds, which equals that of the
-    statement's register tile. Loops for remainders have fewer.
+    The assembly of a kernel has several loops, such as remainder loops. The main loop is the one
+    whose number of multiply-adds is closest to that of the kernel's register tile.
     """
     plan = driver.make_plan(driver.optimise(driver.load_graph(model), Mode(target)), Mode(target))
     for workload, count in plan.tasks():
@@ -164,13 +167,18 @@ def measure(model: str, core: str, simulator: Simulator) -> list[Share]:
 
 
 def joined(shares: Sequence[Share]) -> float:
-    """Combined share of peak of several loops, weighted by the multiply-adds executed in each."""
+    """Share of the core's peak multiply-add rate that several loops reach together.
+
+    Each loop is weighted by the multiply-adds that it executes.
+    """
     return sum(s.macs for s in shares) / sum(s.macs / s.share for s in shares)
 
 
 def page(origin: Origin, shares: Sequence[Share]) -> str:
-    """The benchmark's report in Markdown: combined shares by algorithm, and the loops that lose
-    most cycles.
+    """The benchmark's report in Markdown: the share of peak performance that the loops reach.
+
+    One table has the shares by model and algorithm. A second table lists the five loops of each
+    core that lose the most cycles compared with peak performance.
     """
     algorithms = sorted({each.algorithm for each in shares})
     cores = list(dict.fromkeys(each.core for each in shares))

@@ -1,16 +1,20 @@
-"""Measure how well cost models rank candidates of tasks that are not in their training data.
+"""Measure how well cost models rank schedules of workloads that are not in their training data.
 
-`python -m benchmarks.cost_model collect FOLDER --seconds 170` measures random candidates of tasks
-of eleven networks and of six operators with random sizes. It stores them as trials in databases in
-FOLDER. An interrupted collection resumes when the command is repeated. `--turn 2` measures the same
+A task is a workload (a fused subgraph) to tune, and a candidate is one of its schedules. A family
+is all tasks of one network, or of one operator.
+
+`python -m benchmarks.cost_model collect FOLDER --seconds 170` measures random candidates of eleven
+networks and of six operators with random sizes. It stores the measurements in databases in FOLDER.
+An interrupted collection resumes when the command is repeated. `--turn 2` measures the same
 candidates again at another time; the fastest time of all turns counts. `--unconstrained` uses
 schedule spaces without constraints.
 
-`python -m benchmarks.cost_model report FOLDER` cross-validates in six folds, first over the tasks
-and then over the families (a family is a network or an operator). It trains on the other folds, and
-ranks the candidates of the held-out fold. With held-out tasks it evaluates every objective, also
-after a few samples of a held-out task have corrected the model. With held-out families it evaluates
-only the default objective. Results go to benchmarks/results/cost_model.json.gz and .md.
+`python -m benchmarks.cost_model report FOLDER` cross-validates in six folds. It trains on five
+folds, and ranks the candidates of the held-out fold. The folds divide the tasks at first, and then
+the families. When tasks are held out, the report evaluates every training objective. It also
+evaluates models that were then trained on a few samples of a held-out task. When families are held
+out, the report evaluates only the default objective. Results go to
+benchmarks/results/cost_model.json.gz and .md.
 """
 
 from __future__ import annotations
@@ -62,9 +66,9 @@ FOLDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Ranking scores of a cost model on the held-out tasks of one family.
+    """Ranking scores on the held-out tasks of one family (a network or an operator).
 
-    `model` may also name a baseline, such as the random order.
+    `model` names the cost model that ranked, or a baseline such as the random order.
     """
 
     model: str
@@ -73,10 +77,11 @@ class Row:
 
 
 def read_samples(folder: Path, unconstrained: bool) -> dict[str, list[Sample]]:
-    """Read the samples of each family from the databases of all turns (repetitions) in `folder`.
+    """Read the measured schedules from the databases in `folder`, as samples for cost models.
 
-    `unconstrained` selects the databases of unconstrained schedule spaces. The result is empty if
-    nothing was collected.
+    Returns the samples by family (a network or an operator); the lists are empty if nothing was
+    measured. All turns (repetitions of the measurement) are read. `unconstrained` selects the
+    databases for schedule spaces without constraints.
     """
     target = resolve_target("host")
     trials: dict[str, list[Trial]] = {}
@@ -102,9 +107,10 @@ Folds = Sequence[Collection[str]]
 
 
 def folds_of_tasks(samples: Mapping[str, Sequence[Sample]]) -> Folds:
-    """Divide the tasks into FOLDS folds, each with tasks of every family.
+    """Divide the tasks into FOLDS folds for cross-validation, each with tasks of every family.
 
-    For a held-out task, similar tasks of its family are therefore in the training data.
+    A family is a network or an operator, and a task is one of its workloads. The training data of a
+    held-out task therefore contain similar tasks of the same family.
     """
     folds: list[set[str]] = [set() for _ in range(FOLDS)]
     dealt = 0
@@ -118,9 +124,10 @@ def folds_of_tasks(samples: Mapping[str, Sequence[Sample]]) -> Folds:
 
 
 def folds_of_families(samples: Mapping[str, Sequence[Sample]]) -> Folds:
-    """Divide the families into FOLDS folds.
+    """Divide the families (networks and operators) into FOLDS folds for cross-validation.
 
-    For a held-out network or operator, none of its tasks is in the training data.
+    All tasks of a family are in the same fold. The training data of a held-out task therefore
+    contain no task of the same network or operator. Each fold is a set of task names.
     """
     names = list(samples)
     return [
@@ -136,10 +143,18 @@ def score_part(
     objectives: Sequence[Objective],
     seed: int,
 ) -> list[Row]:
-    """Train a model per objective on other folds, and score its ranking of the fold `part`.
+    """Score how well cost models rank the candidates of one held-out fold.
 
-    The tasks of the fold `following` are used for early stopping. If there are several objectives,
-    the default one is also scored after training on a few samples of each held-out task.
+    For each objective, a model is trained on the samples outside the two folds `part` and
+    `following`. Early stopping uses the fold `following`. The model then ranks the candidates of
+    `part`. If there are several objectives, the default one is also scored after training on a few
+    samples of each held-out task.
+
+    Args:
+        judged: all samples by family.
+        part, following: the names of the tasks of each fold.
+        objectives: the training objectives to compare.
+        seed: the seed of the models.
     """
     everything = [sample for found in judged.values() for sample in found]
     stopping = [s for s in everything if s.task in following]
@@ -161,7 +176,10 @@ def score_part(
 
 
 def _says_something(samples: Sequence[Sample]) -> bool:
-    """Whether the ranking of these samples can be scored: some task has enough samples."""
+    """Whether a ranking of these samples can be scored.
+
+    At least one task must have LEAST_SAMPLES successful samples.
+    """
     try:
         evaluate(samples, _estimate)
     except ValueError:
@@ -170,17 +188,19 @@ def _says_something(samples: Sequence[Sample]) -> bool:
 
 
 def _estimate(rows: np.ndarray) -> np.ndarray:
-    """Scores of candidates by the analytic estimate, which is not trained.
+    """Score candidates by the analytic time estimate, a baseline that needs no training.
 
-    A larger score is better.
+    `rows` are the features of the candidates, of which one is the estimate. A larger score means
+    that a candidate is faster.
     """
     return -rows[:, COLUMNS.index("estimate")]
 
 
 def _corrected(family: str, own: Sequence[Sample], base: XGBoostModel, seed: int) -> list[Row]:
-    """Score rankings of held-out tasks after training on 8 or 24 of their own samples.
+    """Score rankings of held-out tasks after training on 8 or 24 of each task's own samples.
 
-    Both a corrected base model and a model without a base rank the remaining samples of each task.
+    Two models are trained: the model `base`, which was trained on other tasks before, and a new
+    model. Each model ranks the remaining samples of the task. `own` are the samples of the family.
     """
     rows = []
     saved = base.save()
@@ -260,7 +280,11 @@ def _line(name: str, scores: Scores) -> str:
 
 
 def report(folder: Path, objectives: Sequence[Objective], seed: int, processes: int) -> None:
-    """Score the objectives in parallel processes, and write the results."""
+    """Train and score a cost model per objective and fold, and write the report.
+
+    The folds are distributed over `processes` processes. `folder` has the databases of
+    measurements.
+    """
     free, constrained = (read_samples(folder, unconstrained) for unconstrained in (True, False))
     rows: dict[str, list[Row]] = {}
     counts: dict[str, int] = {}

@@ -1,8 +1,9 @@
-"""Measures the candidates by which cost models are evaluated.
+"""Measures random schedules (candidates), whose times are the data for evaluating cost models.
 
-All candidates of a task form one request. They are measured in rounds for a second or more, so that
-a disturbance of the machine affects all of them equally. When they were measured in small
-consecutive batches, two measurements of the same candidates ranked 15 of 100 pairs differently.
+All candidates of a task (a workload to tune) are measured together. Rounds over all candidates
+repeat for a second or more, so that a disturbance of the machine affects all of them equally. When
+they were measured in small consecutive batches, two measurements of the same candidates ranked 15
+of 100 pairs differently.
 """
 
 from __future__ import annotations
@@ -121,9 +122,10 @@ def _task(workload: Workload, target: Target, unconstrained: bool) -> Task:
 
 
 def _candidates(task: Task, trials: int, seed: int) -> list[Schedule]:
-    """The default schedule and random ones, `trials` in total, evenly over the algorithms.
+    """The default schedule and random schedules of a task, `trials` in total.
 
-    The result depends only on the task and the seed, so every turn measures the same candidates.
+    The random schedules alternate between the algorithms. They depend only on the task and the
+    seed, so every turn (repetition) measures the same ones.
     """
     default = task.space.default()
     drawn = Memory(task.space, random.Random(seed)).draw(trials)
@@ -131,10 +133,10 @@ def _candidates(task: Task, trials: int, seed: int) -> list[Schedule]:
 
 
 def _measure(done: _Building, runner: Runner, references: ReferenceCache, job: str) -> list[Trial]:
-    """Measure the built candidates of a task, and return a trial for each candidate.
+    """Measure the built candidates of a task, and return a trial (result) for each candidate.
 
     Candidates that failed to build have trials, too. Candidates with the same object code are
-    measured once.
+    measured once. `done` has the task and its builds. `references` computes the expected outputs.
     """
     key, failed = done.task.key, list[Trial]()
     default = done.task.space.default()

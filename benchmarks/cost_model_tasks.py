@@ -54,7 +54,7 @@ useless."""
 
 
 def families(folder: Path, target: Target) -> dict[str, list[Workload]]:
-    """The distinct workloads of each family.
+    """The distinct workloads (fused subgraphs) of each family, a network or an operator.
 
     They are computed once, and then read from workloads.json in `folder`.
     """

@@ -230,8 +230,9 @@ def write(origin: Origin, counts: Sequence[Count], name: str) -> None:
 def table(counts: Sequence[Count]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the table, one row per count.
 
-    The column `ratio` is relative to ONNX Runtime on AArch64; for other machines it is relative to
-    our own code on AArch64.
+    The column `ratio` is a number of instructions, divided by that of a baseline. The AArch64
+    machine is compared with ONNX Runtime on the same machine. Other machines are compared with our
+    own code on the AArch64 machine.
     """
     header = [
         "model",

@@ -88,8 +88,9 @@ class Cluster:
 def stretched(text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]) -> Mapping[str, Any]:
     """Compile a candidate after a sleep of one second, as on a slower machine.
 
-    It is defined in this module because Dask workers import functions by module name, and cannot
-    import those of the program that was started (`__main__`).
+    `text` is the workload's graph as text. The function is in a module of its own, because Dask
+    workers import functions by module name. They cannot import functions of the program that was
+    started (`__main__`).
     """
     time.sleep(1.0)
     return compile_with_compiler(text, schedule, mode)

@@ -69,8 +69,9 @@ def read_bytes(model: Any) -> tuple[int, int]:
 class _Attention:
     """Attention layers of a decoder and their shared inputs (caches, positions, mask).
 
-    Queries have shape (1, tokens, heads * size). Keys and values have shape (1, tokens, groups *
-    size).
+    Queries have `heads` heads of `size` elements. Keys and values have `groups` heads, each shared
+    by heads / groups query heads. Queries therefore have shape (1, tokens, heads * size), and keys
+    and values (1, tokens, groups * size).
     """
 
     def __init__(
@@ -205,9 +206,10 @@ class _Attention:
         return writer.node("Reshape", full, self._integers(1, self.heads, -1, self.size))
 
     def _hidden(self) -> str:
-        """Add the causal mask (1, 1, tokens, all).
+        """Add the causal mask of shape (1, 1, tokens, keys), for the cached and the new tokens.
 
-        It is 0 where a query may read a key, and the lowest float32 elsewhere.
+        It is 0 where a query may read a key, and the lowest float32 elsewhere. Returns the mask's
+        name.
         """
         writer, zero, one = self.writer, self._integers(0), self._integers(1)
         count = writer.node("Squeeze", self._all)

@@ -3,20 +3,22 @@
 Each model of `benchmarks.digest_models` is compiled for the described targets, up to the LLVM IR.
 `benchmarks/data/digests.txt` has a line per model and target, with five digests:
 
-- plan: the optimised graph with canonical names of values, the steps, layouts and halos, and the
-  order of the segments.
-- kernels: the LLVM IR of every kernel, and the schedule of every workload.
+- plan: the optimised graph with canonical names of values, its division into kernels, the layouts,
+  and the padding of tensors. Models that are divided at sizes known only at run time have several
+  parts; their order is included.
+- kernels: the LLVM IR of every kernel, and the schedule of every workload (fused subgraph).
 - program: the program's JSON (instructions, buffers and memory) with canonical kernel names.
 - values: the values of the imported graph that the program's buffers contain
   (`service.jobs.evidence.correspondence`).
-- space: knobs and points of schedule spaces, and the LLVM IR of 16 random points per workload. This
-  digest is computed for one target per workload, which the workload's key selects.
+- space: the parameters and schedules of each schedule space, and the LLVM IR of 16 random schedules
+  per workload. This digest is computed for one target per workload, which the workload's key
+  selects.
 
 Each pair of model and target is compiled in one mode (threads, numerics, precision, caches in
-place), which a hash of their names selects from MODES. Digests do not depend on Python's hash seed
-or on the CPU: models are built without calibration (`digest_models`), and folded constants have the
-same bits on CPUs with other vector instructions, as a comparison with the baseline code of NumPy
-and OpenBLAS showed.
+place). A hash of both names selects the mode from MODES. Digests do not depend on Python's hash
+seed or on the CPU. Models are built without calibration (`digest_models`). Folded constants have
+the same bits on CPUs with other vector instructions, as a comparison with the baseline code of
+NumPy and OpenBLAS showed.
 """
 
 from __future__ import annotations
@@ -108,7 +110,8 @@ Digests = Mapping[str, str]
 class Found:
     """The texts to digest for one model and target, by part, such as "plan".
 
-    `occurred` has the features that occurred, such as passes and algorithms.
+    `occurred` names the compiler features that were used for the model, such as passes and
+    algorithms.
     """
 
     texts: dict[str, list[str]] = field(default_factory=lambda: {part: [] for part in PARTS})
@@ -130,15 +133,16 @@ def _json(data: object) -> str:
 
 
 def mode_of(model: str, target: str) -> str:
-    """The name of the mode in MODES in which a model is compiled for a target.
+    """The name of the compiler options (a mode) for a model and a target.
 
-    A hash of both names selects it.
+    A mode fixes the number of threads, the numerics and the precision. A hash of both names selects
+    one of MODES.
     """
     return list(MODES)[int(_short(model, target), 16) % len(MODES)]
 
 
 def digest_model(model: str, target: Target) -> Found:
-    """Compile a model for a target, and collect the texts of all parts.
+    """Compile a model for a target, and collect the texts to digest, such as the plan.
 
     If the compiler rejects the model, the text of the plan is the type of the error.
     """
@@ -188,7 +192,10 @@ def _digest_program(model: str, planned: Planned, found: Found) -> None:
 
 
 def _cuts(cut: SegmentBoundary[int]) -> dict[str, Any]:
-    """The segments of a model as JSON, without the texts that give reasons for the boundaries."""
+    """The parts of a model as JSON, without the texts that explain the boundaries.
+
+    A model is divided where a size is known only at run time.
+    """
 
     def bare(data: dict[str, Any]) -> dict[str, Any]:
         stages = [
@@ -237,9 +244,10 @@ def _passes_seen(found: Found) -> Iterator[None]:
 
 
 class SampledSchedules:
-    """A schedule source that gives every piece of a divided range its own random schedule.
+    """A source of random schedules, for the workloads of intervals of a dynamic dimension.
 
-    Tuning would do the same. The piece's workload key is the seed.
+    The compiler divides the range of a dynamic dimension into intervals. Each interval gets its own
+    schedule, as after tuning. The seed is the key of the interval's workload.
     """
 
     def __init__(self, planned: Planned) -> None:
@@ -248,9 +256,10 @@ class SampledSchedules:
         self._mode = planned.mode
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """The first of SAMPLES random schedules that can be lowered.
+        """The first of SAMPLES random schedules that can be lowered to a loop nest.
 
-        The result is None if the workload is not a piece of a divided range.
+        The result is None if no schedule can be lowered, or if the workload does not belong to an
+        interval of a divided range.
         """
         workload = self._pieces.get(workload_key)
         if workload is None:
@@ -262,7 +271,7 @@ class SampledSchedules:
 
 
 class PlacedWeights(PackedWeights):
-    """Computes the offsets of packed weights without packing them.
+    """Computes where packed weights lie in the memory block of all weights, without packing them.
 
     Equal weights share an offset.
     """
@@ -310,7 +319,7 @@ def _array_digest(array: Array) -> str:
 
 
 def _constants(plan: GraphPlan) -> list[str]:
-    """Digests of the constants that are too large to be contained in the text of the plan."""
+    """Digests of the large constants of a plan, whose elements the plan's JSON does not contain."""
     return [
         _array_digest(array)
         for graph in plan.graph.walk()
@@ -329,10 +338,11 @@ _KERNEL = re.compile(r"tw_[0-9a-f]{24}")
 
 
 def canonical(plan: GraphPlan, *, inner: bool = False) -> tuple[GraphPlan, dict[str, str]]:
-    """Number the values of a plan. Returns the new plan, and the new name of each old name.
+    """Copy a plan, and replace the names of its values by numbers such as `%3`.
 
-    Inputs and outputs keep their names, because callers use them. Those of the body of a
-    control-flow node (`inner`) are numbered too.
+    Inputs and outputs keep their names, because callers use them. If `inner` is true, the plan is
+    the body of a control-flow node, and its inputs and outputs are renamed too. Returns the new
+    plan, and a mapping from old to new names.
     """
     graph, names = canonical_graph(plan.graph, inner=inner)
 
@@ -356,9 +366,11 @@ def canonical(plan: GraphPlan, *, inner: bool = False) -> tuple[GraphPlan, dict[
 
 
 def canonical_graph(graph: Graph, *, inner: bool = False) -> tuple[Graph, dict[str, str]]:
-    """Number the values of a graph as in `canonical`, and name each node after its first output.
+    """Copy a graph, and replace the names of its values by numbers such as `%3`.
 
-    Returns the new graph, and the new name of each old name.
+    Each node is named after its first output. Inputs and outputs keep their names, unless `inner`
+    says that the graph is the body of a control-flow node. Returns the new graph, and a mapping
+    from old to new names.
     """
     kept = () if inner else (*graph.inputs, *graph.outputs)
     names = {value: value for value in kept}
@@ -389,9 +401,11 @@ def canonical_graph(graph: Graph, *, inner: bool = False) -> tuple[Graph, dict[s
 
 
 def _values(planned: Planned, compiled: CompiledProgram, names: Mapping[str, str]) -> str:
-    """JSON text of the imported graph's values that the program's buffers contain.
+    """Describe in JSON which values of the imported graph can be read from the program's buffers.
 
-    It includes the placement of each value, and the nodes that reconstruct it.
+    The text has the placement of each stored value. For each value of the imported graph, it has
+    the nodes that reconstruct the value from stored values. `names` are the canonical names of
+    values.
     """
     program = compiled.program if planned.open is None else compiled.program.at(dict(planned.sizes))
     observed = written(planned.plan, program)
@@ -420,9 +434,9 @@ def _values(planned: Planned, compiled: CompiledProgram, names: Mapping[str, str
 
 
 def _moves(shown: Shown, names: Mapping[str, str]) -> list[object]:
-    """JSON of the nodes that reconstruct a value of the imported graph from stored values.
+    """The nodes that reconstruct a value of the imported graph from stored values, as JSON.
 
-    Values that only these nodes use get new names.
+    `names` are the canonical names of the stored values. Intermediate values get new names.
     """
     own = dict(names)
     return [
@@ -442,9 +456,10 @@ def targets_of(model: str) -> list[str]:
 
 
 def _targets(model: str, name: str) -> list[str]:
-    """The names of the targets for which one of a line's models is compiled.
+    """The names of the targets for which one of the models on a line is compiled.
 
-    If several models share a line, each of them is compiled for a single target.
+    `model` is the name of a line of the digests file, and `name` that of a model on the line. If
+    several models share a line, each of them is compiled for a single target.
     """
     if len(DIGESTED[model].builds) > 1:
         return [_chosen(name, known_targets())]
@@ -462,12 +477,20 @@ def _chosen(key: str, targets: Iterable[str]) -> str:
 
 @cache
 def _home(workload: Workload, model: str) -> str:
-    """The name of the target for which the schedule space of a model's workload is digested."""
+    """The name of the target for which the schedule space of a workload is digested.
+
+    To save time, a space is digested for only one of the model's targets. The workload's key
+    selects the target.
+    """
     return _chosen(workload.key, targets_of(model))
 
 
 def _space(workload: Workload, planned: Planned, found: Found) -> str:
-    """Text of a workload's schedule space: knobs, points, and the code of some random points."""
+    """Describe the schedule space of a workload (a fused subgraph) as text.
+
+    The text has the schedule parameters, a digest of all schedules, and the code of some random
+    ones.
+    """
     space = schedule_space(workload, planned.mode)
     lines = [workload.key]
     for each in space.subspaces:
@@ -500,10 +523,10 @@ def _code(workload: Workload, schedule: Schedule, mode: Mode) -> str:
 
 
 def required() -> set[str]:
-    """Names of the features that must occur in some model, such as passes and algorithms.
+    """Names of the compiler features that must occur in some model, such as passes and algorithms.
 
-    The pass `dead_code` is exempt: the importer creates no dead nodes, and the other passes remove
-    their own.
+    The pass `dead_code` is exempt, because it never finds anything to remove. The importer creates
+    no dead nodes, and the other passes remove the nodes that they make dead.
     """
     return {
         *(f"pass {step.__name__}" for step in PASSES if step is not dead_code),

@@ -87,7 +87,10 @@ class _Shapes:
 
 
 class _DynamicBlocks(Blocks):
-    """`Blocks` for values of shape (batch, sequence, hidden), of which two are dynamic."""
+    """Builds transformer layers for values of shape (batch, sequence, hidden).
+
+    `batch` and `sequence` are dynamic, unlike in the base class `Blocks`.
+    """
 
     def __init__(self, writer: OnnxWriter, hidden: int, heads: int) -> None:
         super().__init__(writer, hidden, heads)

@@ -68,12 +68,16 @@ class DynamicResult:
 
     @property
     def total_ratio(self) -> float:
-        """Speed-up over ONNX Runtime in the total time of all sizes but each engine's first run."""
+        """Speed-up over ONNX Runtime in the total time of the runs, without the first run."""
         return sum(r[1] for r in self.runs[1:]) / sum(r[0] for r in self.runs[1:])
 
     @property
     def beside_fixed(self) -> float:
-        """Time of the ranges' program over that of a single size's program, as geometric mean."""
+        """How much slower the program for a range of sizes is than programs for single sizes.
+
+        Returns a geometric mean over the compared sizes: the time of the program for the range,
+        divided by the time of the program compiled for only that size.
+        """
         return geometric_mean([ranged / fixed for ranged, fixed, _ in self.apart])
 
     @property

@@ -1,13 +1,12 @@
-"""Outputs of models on emulated machines, compared with ONNX Runtime on this host: `python -m
-benchmarks.emulated`.
+"""Compare outputs on emulated machines with ONNX Runtime: `python -m benchmarks.emulated`.
 
-Each model is compiled untuned for one processor of each family, and its artifact runs once under
-qemu-user on one thread. The error is the largest difference of an output from ONNX Runtime's on
-this host, relative to the largest value of that output. Nothing is timed, because emulated times
-are meaningless. The fifth family is WebAssembly, whose modules run in Node (`--node`, 24 or later
-for relaxed SIMD). Results go to benchmarks/results/emulated.json.gz and .md after each pair of
-model and machine. With `--keep`, successful results of an earlier run are retained, and only
-missing ones are computed.
+The machines are one processor each of x86-64, AArch64, 32-bit ARM and RISC-V. WebAssembly in Node
+(`--node`, 24 or later for relaxed SIMD) is tested as well. Each model is compiled untuned for the
+machine. The artifact runs once on one thread, under qemu-user except for WebAssembly. The error is
+the largest difference of an output from ONNX Runtime's on this host, relative to the largest value
+of that output. Nothing is timed, because emulated times are meaningless. Results go to
+benchmarks/results/emulated.json.gz and .md after each pair of model and machine. With `--keep`,
+successful results of an earlier run are retained, and only missing ones are computed.
 """
 
 from __future__ import annotations
@@ -109,7 +108,10 @@ class Place:
 
 
 def agreement(model: str, proto: Any, wanted: Sequence[NDArray[Any]], place: Place) -> Agreement:
-    """Compile a model for a place, run it there, and compare the outputs with `wanted`."""
+    """Compile a model for a machine, run it there, and compare the outputs with `wanted`.
+
+    `place` is the machine. The error is the largest difference, relative to the largest output.
+    """
     limit = case(model).largest_error
     limit = LARGEST_ERROR if limit == 1e-3 else limit  # what engines of float32 may differ by
     found = partial(Agreement, model, place.name, place.target.name, limit=limit)
@@ -128,7 +130,7 @@ def agreement(model: str, proto: Any, wanted: Sequence[NDArray[Any]], place: Pla
 
 
 def emulated_place(emulated: Emulated) -> Place:
-    """A place that runs artifacts under qemu."""
+    """The `Place` (a machine on which models run) for an emulated machine under qemu."""
     target = resolve_target(emulated.machine.target)
 
     def run(folder: Path, plan: GraphPlan, given: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -144,9 +146,9 @@ def emulated_place(emulated: Emulated) -> Place:
 
 
 def node_place(name: str, node: str) -> Place:
-    """A place that runs WebAssembly modules in Node.
+    """The `Place` (a machine on which models run) for WebAssembly modules in Node.
 
-    `name` is the target, and `node` the command of Node.
+    `name` is the WebAssembly target, and `node` the command of Node.
     """
     target = resolve_target(name)
 
@@ -203,9 +205,9 @@ def page(origin: Origin, found: Sequence[Agreement]) -> str:
 
 
 def stored(name: str) -> list[Agreement]:
-    """The successful results in an earlier report.
+    """The successful results in the stored report `name`; empty if no report exists.
 
-    With several processes, the report may also be that of another process that still runs.
+    If several processes run the benchmark, the report may be that of another process.
     """
     path = RESULTS_FOLDER / f"{name}.json.gz"
     rows = read_data(path)["rows"] if path.exists() else []

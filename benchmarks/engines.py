@@ -219,7 +219,7 @@ ENGINES = {
 
 
 class Served:
-    """Answers the `load` and `turn` requests to an engine's process."""
+    """Runs one engine in a child process: answers the parent's requests `load` and `turn`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

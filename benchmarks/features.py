@@ -1,9 +1,9 @@
 """CPU time to compute the cost model's features of a candidate: `python -m benchmarks.features`.
 
-The candidates are random points of the schedule spaces of several kernels per kind, from three
-networks. Each is lowered, analysed, estimated and described by features, as in a search. Each round
-runs in a new process, so that no cache of an earlier round helps. The fastest round counts. Results
-go to benchmarks/results/features.md.
+Candidates are random schedules of workloads (fused subgraphs) from three networks. The benchmark
+lowers each schedule to a loop nest, analyses the nest, and estimates its time. It then computes the
+features, as a search does. Each round runs in a new process, so that no cache of an earlier round
+helps. The fastest round counts. Results go to benchmarks/results/features.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ class Line:
 
 
 def workloads() -> Iterator[Workload]:
-    """Yield workloads of NETWORKS, at most ALIKE per network with the same set of algorithms."""
+    """Yield the workloads (fused subgraphs) of NETWORKS to measure.
+
+    Similar workloads are limited: at most ALIKE workloads of a network allow the same set of
+    algorithms, such as direct convolution and Winograd.
+    """
     target = resolve_target("host")
     for name in NETWORKS:
         taken: Counter[frozenset[str]] = Counter()
@@ -74,9 +78,10 @@ def workloads() -> Iterator[Workload]:
 
 
 def kind_of(workload: Workload) -> str:
-    """The kind of a workload by its anchor operator, such as "depthwise conv" or "matmul".
+    """The kind of a workload (a fused subgraph), such as "depthwise conv" or "matmul".
 
-    The result is "elementwise" if the workload has no anchor.
+    The kind is that of the anchor, the workload's main operator. Without an anchor it is
+    "elementwise".
     """
     node = anchor(workload)
     if node is None:
@@ -100,7 +105,10 @@ class _Clock:
 
 
 def measure(texts: Sequence[str]) -> list[Line]:
-    """Measure one round over workloads (in text form); a `Line` for each kind and algorithm."""
+    """Time the features of random candidates of workloads (fused subgraphs) in one round.
+
+    `texts` has the workloads as text. Returns a `Line` for each kind of workload and algorithm.
+    """
     configure_process()
     counts: Counter[tuple[str, str]] = Counter()
     seen: defaultdict[tuple[str, str], set[str]] = defaultdict(set)

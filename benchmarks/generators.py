@@ -148,8 +148,9 @@ def tilewright(model: Any, threads: int, reach: Reach) -> Generator:
 class Engine:
     """A text-generation engine.
 
-    `load(model, threads, reach)` loads a decoder whose caches are of kind `cache`. `package` is the
-    distribution whose version is reported, and `module` must be importable.
+    `load(model, threads, reach)` loads a decoder. `reach` has the number of prompt tokens and the
+    maximum number of tokens. The caches of the decoder are of kind `cache`, "fixed" or "growing".
+    `package` is the distribution whose version is reported, and `module` must be importable.
     """
 
     name: str
@@ -211,7 +212,7 @@ def likeliest(logits: NDArray[np.float32]) -> int:
 
 
 class Served:
-    """Answers the `load` and `generate` requests to an engine's process."""
+    """Runs one engine in a child process: answers the parent's requests `load` and `generate`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

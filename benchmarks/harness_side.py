@@ -1,6 +1,7 @@
-"""Measuring process for one checkout in `benchmarks.harnesses`.
+"""Child process of `benchmarks.harnesses`, which measures with the harness of one checkout.
 
-The parent starts this module in each checkout, and sends requests as pickles.
+The harness is the code that times kernels. The parent starts this module in each checkout, and
+sends requests as pickles.
 """
 
 from __future__ import annotations
@@ -21,14 +22,21 @@ from tilewright.tuner.protocol.batches import MeasureRequest
 
 
 class Side:
-    """Measures kernels and whole programs on the local device, as a local tuning job does."""
+    """Measures kernels and whole programs on this machine with the harness of one checkout.
+
+    The harness is the code that times kernels, and a local tuning job measures in the same way.
+    """
 
     def __init__(self, device: LocalDevice) -> None:
         self._device = device
         self._programs: dict[str, Any] = {}
 
     def kernel(self, request: Mapping[str, Any], blobs: Mapping[str, bytes]) -> list[float | None]:
-        """Measure the candidates of a request; seconds per run for each, or None for a failure."""
+        """Measure the compiled candidates in a request.
+
+        `blobs` has the files that the request refers to by digest, such as libraries. Returns the
+        seconds per run of each candidate, or None for a failed one.
+        """
         runner = self._device.local_runner
         runner.submit(MeasureRequest.from_json(request), blobs)
         while not (results := runner.poll(60.0)):

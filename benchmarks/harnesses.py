@@ -3,10 +3,10 @@
 `python -m benchmarks.harnesses --other CHECKOUT` measures with the harness of another checkout (A)
 and with this one's (B). Each has its own process, which runs `benchmarks/harness_side.py` of its
 checkout. The kernels are workloads of several models, half of them with default and half with
-random schedules. The verdict is computed as for a tuner's finalists
-(`tuner.measure.statistics.Comparison`): a tie, unless the confidence interval of the median ratio
-excludes 1 and the median is beyond the tie margin. As a control, the two readings of the same
-harness in a round are compared with each other. Results go to benchmarks/results/harnesses.md.
+random schedules. The tuner's statistics (`tuner.measure.statistics.Comparison`) decide whether the
+harnesses differ. The verdict is a tie, unless the confidence interval of the median ratio excludes
+1 and the median is beyond the tie margin. As a control, the two readings of the same harness in a
+round are compared with each other. Results go to benchmarks/results/harnesses.md.
 """
 
 from __future__ import annotations
@@ -116,7 +116,11 @@ class Paired:
 
 
 def pairs(name: str, measure: Measure, sides: Sequence[SideProcess], rounds: int) -> Paired | None:
-    """Measure in the order A B B A for `rounds` rounds; None if a side cannot measure it."""
+    """Measure a kernel or program with two harnesses (measuring code of two checkouts) in turns.
+
+    Each of the `rounds` rounds has the order A B B A, where A and B are the two `sides`. `measure`
+    returns the time that one harness measures. The result is None if any measurement fails.
+    """
     first, second = sides
     seconds: tuple[list[float], list[float]] = ([], [])
     ratios: list[float] = []
@@ -136,11 +140,12 @@ def pairs(name: str, measure: Measure, sides: Sequence[SideProcess], rounds: int
 def measured_kernel(
     request: MeasureRequest, blobs: Mapping[str, bytes], serial: Iterator[int], side: SideProcess
 ) -> float | None:
-    """Measure a kernel once by one side, in seconds, or None if it fails.
+    """Measure a kernel once with the harness of one checkout.
 
-    Each reading has a new request id, because runners cache results by it, and inputs with other
-    seeds. Equal inputs would reuse the same memory, whose placement would then affect all readings
-    of a side. Outputs are not compared here, because the kernel was verified before.
+    Returns the seconds per run, or None if the kernel fails. The request gets a new id from
+    `serial`, because runners cache results by id. The inputs get new seeds. Equal inputs would
+    reuse the same memory, whose placement would then affect all readings of a harness. Outputs are
+    not compared here, because the kernel was verified before.
     """
     number = next(serial)
     cases = tuple(
@@ -157,7 +162,7 @@ def measured_program(name: str, side: SideProcess) -> float | None:
 
 
 def kernels(names: Sequence[str], count: int, seed: int) -> list[Task]:
-    """At most `count` random tasks of each model."""
+    """At most `count` randomly chosen tasks (fused subgraphs to tune) of each model."""
     rng = random.Random(seed)
     found: list[Task] = []
     mode = Mode(host_target())
@@ -172,9 +177,10 @@ def kernels(names: Sequence[str], count: int, seed: int) -> list[Task]:
 def requests(
     tasks: Sequence[Task], builder: ProcessBuilder, seed: int
 ) -> list[tuple[str, MeasureRequest, dict[str, bytes]]]:
-    """Build the default and a random schedule of each task, and make a request to measure each.
+    """Build the default and a random schedule of each task, and prepare measurement requests.
 
-    Returns the name, the request and its blobs; schedules that fail to build are omitted.
+    Each request is for one kernel. Returns the kernel's name, the request, and the files (blobs)
+    that the request refers to. Schedules that fail to build are omitted.
     """
     rng = random.Random(seed)
     repeat = RepeatSettings(samples=10, round_seconds=0.0)

@@ -40,12 +40,12 @@ class Liar:
     """A worker thread that sends false reports of one kind.
 
     Args:
-        kind: the subject of its lies.
+        kind: what the reports lie about: times, digests, or leases of other workers.
         server: the URL of the service.
-        token: its token for the service, with the scope `measure`.
+        token: the worker's token for the service, with the scope `measure`.
         leases: returns the live leases of all workers, as (lease, worker). A real attacker would
             not know them.
-        seed: the seed of its random choices.
+        seed: the seed of the worker's random choices.
     """
 
     def __init__(
@@ -156,7 +156,11 @@ class Liar:
         return honest(request, self.worker_id, 1.5 * least, **{lie: "0" * 64})
 
     def _ran(self, request: RunRequest) -> RunResult:
-        """A forged result: every program is correct, and every challenger 100 times as fast."""
+        """Forge a successful result for any request: all programs are correct and very fast.
+
+        In a race, every program except the first takes a hundredth of the first one's time. If the
+        worker lies about digests, the result has a wrong request id instead.
+        """
         work = request.work
         result = RunResult(request.request_id, RunStatus.OK, worker=self.worker_id)
         if self.kind is Lie.DIGESTS:

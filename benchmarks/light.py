@@ -83,9 +83,10 @@ def _parameter_shapes(graph: Any, initializers: dict[str, Any]) -> dict[str, tup
 
 
 def _parameter_roles(graph: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[str, bool]]:
-    """Map each parameter to its role, and to whether a Gemm stores it transposed.
+    """Map each parameter to its role (such as "bias"), and to whether a Gemm stores it transposed.
 
-    Transposed means (outputs, features).
+    The role determines the distribution of random values. A transposed parameter has shape
+    (outputs, features).
     """
     # Some networks reshape a parameter before they use it, a scale of (C,) to (C, 1, 1) say.
     origin = {

@@ -55,7 +55,10 @@ DEFAULTS_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Makes, stores and races runs in a folder; `tvm` is the Python interpreter that has TVM."""
+    """Makes tuning runs, stores them in a folder, and races the best programs of both tuners.
+
+    `tvm` is the Python interpreter that has TVM.
+    """
 
     folder: Path
     tvm: str
@@ -113,8 +116,9 @@ class Bench:
         return report
 
     def raced(self, name: str, runs: Sequence[Run]) -> Raced:
-        """Race the engines' best runs against each other, or return the stored result of
-        that race.
+        """Race the fastest programs that the tuning runs of both engines found for a model.
+
+        If these two programs were raced before, return the stored result.
         """
         ours, theirs = (_best([r for r in runs if r.engine is engine]) for engine in Engine)
         path = self.folder / name / "raced.json"
@@ -149,7 +153,7 @@ class Bench:
 
 
 def _best(runs: Sequence[Run]) -> Run:
-    """The run with the smallest final time."""
+    """The tuning run whose best program is fastest."""
 
     def seconds(run: Run) -> float:
         known = run.curve[-1].seconds
@@ -159,7 +163,10 @@ def _best(runs: Sequence[Run]) -> Run:
 
 
 def compare(bench: Bench, budgets: Mapping[str, Budget]) -> list[Comparison]:
-    """Make all runs, alternating between the engines, and then race the best ones."""
+    """Make all tuning runs, alternating between the two tuners, and then race the best programs.
+
+    `budgets` has the limits of the runs for each model. Returns a comparison per model.
+    """
     runs: dict[str, list[Run]] = {name: [] for name in budgets}
     for seed in range(max(budget.seeds for budget in budgets.values())):
         for name, budget in budgets.items():

@@ -82,9 +82,9 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
 def timed(stored: Sequence[Trial]) -> list[tuple[float, Trial]]:
     """Pair each trial of a task with the Unix time in seconds at which its result was known.
 
-    The trials are in the order of the store. Trials without a time of measurement (such as failed
-    builds) precede the measured trials of their batch. They get the time of the next measured
-    trial, and so do copies of earlier measurements.
+    The trials are in the order of the store. Failed builds have no time of their own; they get the
+    time of the next trial that has one. A copy of an earlier measurement has an old time, which is
+    replaced by the latest time before it.
     """
     times = [trial.measurement.measured_at for trial in stored]
     following = time.time()

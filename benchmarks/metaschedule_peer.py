@@ -55,11 +55,12 @@ TOO_LATE = "its time was up"
 
 
 class Session:
-    """State shared by builder, runner and report.
+    """State shared by the builder, the runner and the report: a clock, a lock, and measured times.
 
-    It is the clock, and a lock that is held while a batch is processed. TVM has no time budget. At
-    the end of the time, the process exits, but not between building a batch and recording it in the
-    database. The remaining candidates of such a batch fail, and are not counted as trials.
+    TVM has no time budget. A thread therefore ends the process after `seconds`, but never between
+    building a batch and recording it in the database: the lock is held while a batch is processed.
+    When the time is over, the remaining candidates of the batch fail, and are not counted as
+    trials.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -81,8 +82,8 @@ class Session:
     def begin_batch(self) -> None:
         """Called before a batch is built. Acquires the lock that prevents the process from exiting.
 
-        TVM by default defers all results until every task has had its first batch. Touching each
-        task makes TVM record each batch before the next one.
+        By default, TVM records no results until every task has had its first batch. Calling
+        `touch_task` for each task makes TVM record each batch before the next one.
         """
         for number in range(len(self.scheduler.tasks_)):
             self.scheduler.touch_task(number)

@@ -22,7 +22,7 @@ UNTUNED = "°"
 
 
 class Axis(StrEnum):
-    """The quantity that both tuners have spent equally at a comparison: trials or seconds."""
+    """The quantity that the tuners have spent equally when they are compared: trials or seconds."""
 
     TRIALS = "trials"
     SECONDS = "seconds"
@@ -30,9 +30,9 @@ class Axis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One engine's best model time in seconds at a point of an axis: the median over its runs.
+    """One tuner's best model time in seconds after a number of trials or of seconds.
 
-    A point is a number of trials or of seconds.
+    The time is the median over the tuner's runs.
     """
 
     seconds: float
@@ -94,12 +94,19 @@ class Comparison:
         return [run for run in self.runs if run.engine is engine]
 
     def factor(self, axis: Axis, at: float) -> Factor | None:
-        """The factor at a point of an axis; None if any run ended earlier, or has no time there."""
+        """Compare the tuners' best times after `at` trials or `at` seconds, as `axis` says.
+
+        The result is None if a run ended earlier, or has no time at that point.
+        """
         ours, theirs = (_side(self.of(engine), axis, at) for engine in Engine)
         return None if ours is None or theirs is None else Factor(at, ours, theirs)
 
     def points(self, axis: Axis) -> list[float]:
-        """The points of an axis at which results change: every trial, or every sample's time."""
+        """The numbers of trials, or times in seconds, at which the best time of a run may change.
+
+        These are every trial, or the time of every measured candidate within the time budget.
+        `axis` selects trials or seconds.
+        """
         match axis:
             case Axis.TRIALS:
                 return [float(n) for n in range(1, max(len(run.samples) for run in self.runs) + 1)]
@@ -108,14 +115,19 @@ class Comparison:
                 return sorted(time for time in times if time <= self.seconds)
 
     def factors(self, axis: Axis) -> list[Factor]:
-        """The factors at all points that the runs of both engines reached."""
+        """Comparisons of the tuners at every number of trials, or every time in seconds.
+
+        Only those are included that all runs of both tuners reached. `axis` selects trials or
+        seconds.
+        """
         found = (self.factor(axis, at) for at in self.points(axis))
         return [factor for factor in found if factor is not None]
 
     def passed(self, axis: Axis) -> float | None:
-        """The first point of the axis at which our time is at most TVM's final time.
+        """The number of trials, or time in seconds, at which we first reach TVM's final time.
 
-        The result is None if it never is.
+        Our best time is then at most TVM's best time at the end of its runs. `axis` selects trials
+        or seconds. The result is None if our tuner never reaches it.
         """
         last = _side(self.of(Engine.TVM), Axis.SECONDS, self.seconds)
         for at in [0.0, *self.points(axis)]:
@@ -133,9 +145,10 @@ def _side(runs: Sequence[Run], axis: Axis, at: float) -> Side | None:
 
 
 def _points(runs: Sequence[Run], axis: Axis, at: float) -> list[tuple[float, int]]:
-    """Each run's best time in seconds and number of untuned kernels at a point.
+    """Each run's best model time in seconds, and its number of untuned kernels.
 
-    The result is empty unless all runs reached it.
+    Both are taken after `at` trials or `at` seconds, as `axis` says. The list is empty unless every
+    run got that far and has a time.
     """
     found = []
     for run in runs:

@@ -130,7 +130,7 @@ class Run:
         return points[min(trials, len(points) - 1)]
 
     def after_seconds(self, seconds: float) -> Point:
-        """The best time at `seconds` of wall time after the start."""
+        """The best time of the model at `seconds` of wall time after the start of the run."""
         return [point for point in self.curve if point.wall_seconds <= seconds][-1]
 
     def to_json(self) -> dict[str, Any]:

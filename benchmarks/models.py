@@ -150,7 +150,10 @@ SINGLE = {
 
 
 def case(name: str) -> ModelCase:
-    """The case of a name in MODELS or SINGLE. Raises KeyError for other names."""
+    """The entry of the benchmark model with this name, in MODELS or SINGLE.
+
+    Raises KeyError for other names.
+    """
     return (MODELS | SINGLE)[name]
 
 

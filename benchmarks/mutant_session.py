@@ -89,12 +89,19 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Result of a request.
+    """Result of a request to run tests.
 
-    `code` is the exit status of the tests: 0 if all passed, None if the process was killed or
-    crashed. `test` is the index of the last test that ran, and `tail` the end of the output.
-    `possible` is False if a warm session cannot test the mutant, because it differs in code that
-    runs at import. `recorded` has one `Recording` per test.
+    Attributes:
+        code: the exit status of the tests: 0 if all passed, None if the process was killed or
+            crashed.
+        seconds: the wall time of the run.
+        timed_out: whether a test exceeded its time limit.
+        test: the index of the last test that ran.
+        tail: the end of the output.
+        possible: False if the mutant can only be tested by importing it anew. The session that was
+            asked had already imported the project, and the mutant differs in code that runs at
+            import.
+        recorded: one `Recording` (executed lines) per test, if requested.
     """
 
     code: int | None = None
@@ -107,7 +114,11 @@ class Reply:
 
 
 class Warm:
-    """pytest plugin of a warm session: it answers requests instead of running the tests."""
+    """pytest plugin that answers requests to run tests, after pytest has collected all tests.
+
+    The session is called warm, because the project is imported already. A test run on a mutant
+    (code with a deliberate mistake) only forks the process and replaces functions.
+    """
 
     def __init__(self, serve: Callable[[Callable[[Request], Reply], Any], None]) -> None:
         self._serve = serve
@@ -115,7 +126,7 @@ class Warm:
         self._imports.start()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Replace pytest's run loop: answer requests until the input ends."""
+        """Replace pytest's run loop: answer requests to run tests until standard input ends."""
         self._imports.stop()
         if session.testsfailed:
             raise session.Interrupted("tests cannot be collected")
@@ -186,7 +197,10 @@ class Chosen:
 
 
 def fresh(request: Request) -> Reply:
-    """Answer a request in a fresh session: the fork imports the project and runs the tests."""
+    """Answer a request by running its tests in a fork that imports the project anew.
+
+    This is slower than in a warm session, but works for code that runs at import.
+    """
     files = list(dict.fromkeys(test.split("::")[0] for test in request.tests))
 
     def work(begin: Callable[[int], None]) -> int:
@@ -196,14 +210,18 @@ def fresh(request: Request) -> Reply:
 
 
 def as_imported(path: Path) -> str:
-    """Absolute path by which Python imports a source file: through the links in tilewright/."""
+    """Absolute path by which Python imports a source file of the project.
+
+    The folder tilewright/ has symbolic links to the packages, so the path leads through it.
+    """
     return str(Path("tilewright", path).absolute())
 
 
 def mutated(request: Request, work: Callable[[Callable[[int], None]], int]) -> Reply:
     """Call `work` in a forked process while the request's file contains the mutant.
 
-    The file is restored afterwards. Then restore the file.
+    The mutant is the changed source text. The file is restored afterwards. Returns the result of
+    the tests that `work` runs.
     """
     if not request.path:
         return _forked(request, work)
@@ -243,10 +261,11 @@ def _forked(request: Request, work: Callable[[Callable[[int], None]], int]) -> R
 
 
 def _child(request: Request, work: Callable[[Callable[[int], None]], int], pipe: int) -> None:
-    """Body of the forked process: call `work` with limits, and exit with its status.
+    """Body of the forked process: call `work` with a memory limit, and exit with its return value.
 
-    The process's output goes to a log file. `work` gets a function that writes the index of the
-    starting test to `pipe`.
+    The output goes to a log file. `work` gets a function that it calls with the index of each test
+    when the test starts. The function writes the index to `pipe`, so that the parent can limit the
+    test's time.
     """
     code = 70
     end = os._exit  # before coverage puts its own in that place
@@ -324,10 +343,11 @@ def _options() -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Answer requests until standard input ends.
+    """Answer requests to run tests until standard input ends.
 
-    The command-line arguments are the kind of session ("warm" or "fresh"), the copy's folder, and
-    the tests.
+    The command-line arguments are the kind of session, the folder of the project's copy, and the
+    tests. The kind is "warm" (the project is imported once) or "fresh" (it is imported for each
+    request).
     """
     kind, copy, *tests = sys.argv[1:]
     # This process, tests and their child processes import the project from the copy.

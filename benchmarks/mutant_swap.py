@@ -37,16 +37,17 @@ class Functions:
                 self._found.setdefault(_place(one.__code__), []).append(one)
 
     def has(self, pairs: list[Pair]) -> bool:
-        """Whether the function of the first pair exists in this process.
+        """Whether this process has a function object for the first pair, an outer function.
 
-        If only its nested functions did, replacing them would have no effect.
+        If only its nested functions existed, replacing them would have no effect.
         """
         return any(True for _ in self._of(pairs[0][0]))
 
     def swap(self, pairs: list[Pair]) -> None:
-        """Replace the code of a function by the code after the change.
+        """Replace old code objects by new ones in all functions of this process.
 
-        This includes existing functions that the function has created.
+        `pairs` has the old and new code objects of a function and of its nested functions. Closures
+        that the function created earlier are changed, too.
         """
         for old, new in pairs:
             for function in list(self._of(old)):
@@ -65,7 +66,11 @@ def _place(code: CodeType) -> tuple[str, int, str]:
 
 
 def _differing(old: CodeType, new: CodeType) -> list[list[Pair]] | None:
-    """As `differing_functions`, for the code objects of a module or a class."""
+    """Compare the code objects of two versions of a module or a class.
+
+    Returns the differing functions in the format of `differing_functions`. The result is None if
+    the versions also differ in code that runs at import.
+    """
     if _shell(old) != _shell(new):
         return None
     found: list[list[Pair]] = []

@@ -1,11 +1,12 @@
 """Records which tests execute which lines, so that a mutant is tested only by tests that reach it.
 
-The tests of each file are recorded together in one forked process, because a fork for each test
-function would take longer than most of them. Therefore code whose result an earlier test left in a
-cache does not count for later tests, and whether a test also passes alone is checked only when it
-fails on a mutant. Recordings are stored in a file per state of the code, one line per test. A
-recording is valid as long as the packages, the shared test helpers and the test's file do not
-change.
+A mutant is code with one deliberate mistake. The tests of each file are recorded together in one
+forked process: a fork per test function would take longer than most tests. This has two
+consequences. If an earlier test fills a cache, later tests do not execute the cached code. And
+whether a test also passes alone is checked only when it fails on a mutant.
+
+Recordings are stored in a file per state of the code, one line per test. A recording is valid as
+long as the packages, the shared test helpers and the test's file do not change.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ class Recordings:
     """Recorded data of the tests: processor times, and the tests that execute each line."""
 
     def __init__(self, folder: Path, root: Path, tests: Iterable[str], imports: Spans) -> None:
-        """Load the valid recordings from `folder`.
+        """Load the recordings (executed lines of each test) from `folder`.
 
-        `tests` are all collected tests. `imports` has the lines that run at import, as ranges by
-        path.
+        Recordings of tests whose file has changed are ignored. `tests` are all collected tests.
+        `imports` has the lines that run at import, as ranges by path.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{basis(root)}.jsonl"
@@ -89,10 +90,11 @@ class Recordings:
         ask: Callable[[Request], Reply],
         say: Callable[[str], None],
     ) -> None:
-        """Record those tests in these files or folders that have no recording yet.
+        """Record which lines the tests in these files or folders execute.
 
-        From then on, only tests in these files or folders are chosen for mutants. `ask` runs a
-        request in a session, and `say` reports progress.
+        Tests with a valid recording are skipped. From then on, only tests in these files or folders
+        are chosen for mutants. `ask` runs tests in a child process and returns the reply, and `say`
+        reports progress.
         """
         self._judges = {test for test in self._tests if test.startswith(tuple(folders))}
         missing = [test for test in self._tests if test in self._judges - self._done]
@@ -112,14 +114,16 @@ class Recordings:
         self._judges.discard(test)
 
     def choose(self, mutant: Mutant, limit_seconds: float) -> Choice:
-        """Choose the tests that execute a mutant's line; there may be none.
+        """Choose the tests to run on a mutant; there may be none.
 
-        If the mutant affects code that runs at import, tests in files that import the module and
-        those of `CONTRACTS` come first, then all tests that execute any line of the module. Within
-        each group, the fastest case of each test function comes first, in order of time, then the
-        second case of each, because different functions detect more than further cases of the same
-        function. Tests that exceed the remaining `limit_seconds` of processor time are left out,
-        but at least one test is chosen.
+        They are the tests that execute the mutant's line. If the mutant affects code that runs at
+        import, all tests that execute any line of the module are chosen. Tests in files that import
+        the module, and the tests of `CONTRACTS`, then come first.
+
+        Within each group, the fastest case of each test function comes first, in order of time, and
+        then the second case of each. Different functions detect more mistakes than further cases of
+        the same function. Tests that exceed the remaining `limit_seconds` of processor time are
+        left out, but at least one test is chosen.
         """
         before = (self._root / mutant.path).read_text()
         by_line = self._by_line.get(mutant.path, {})
@@ -194,9 +198,10 @@ def logical_line(text: str, line: int) -> range:
 def _recorded(
     tests: Sequence[str], ask: Callable[[Request], Reply]
 ) -> Iterator[tuple[Recording, str]]:
-    """Record tests in one process, and yield each recording with the end of the output.
+    """Record the executed lines of some tests, which run together in one process.
 
-    If the process crashes, each half of the tests is recorded separately, and so on.
+    Yields a recording per test, with the end of the process's output. If the process crashes, each
+    half of the tests is recorded separately, and so on.
     """
     reply = ask(Request(tuple(tests), (SLOWEST_SECONDS,) * len(tests), record=True))
     if reply.recorded is not None:

@@ -1,15 +1,17 @@
-"""Find mistakes that no test detects (mutation testing): `python -m benchmarks.mutants
-compiler/passes --count 300`.
+"""Find mistakes that no test detects, by mutation testing.
 
-A mutant is a package with one small mistake (`mutations.py`). The tests that execute its line are
-run on it (`mutant_tests.py`): first the fastest case of each test function, fastest first. A test
-that fails or exceeds its time limit has caught the mutant. Everything happens in a copy of the
-working tree (`mutant_session.py`). The report contains the last run of each package, with its
-survivors (`mutant_report.py`). An interrupted run resumes when the command is repeated, as long as
-the packages are unchanged. With `--again`, survivors of the last run are tested again by the
-current tests; mutants that were caught stay caught. With `--by` in addition, only the tests of the
-given files are recorded and run on the survivors, and a mutant that survives them keeps its earlier
-result.
+    python -m benchmarks.mutants compiler/passes --count 300
+
+A mutant is a package with one small mistake (`mutations.py`). The tests that execute the changed
+line are run on the mutant (`mutant_tests.py`). The fastest case of each test function comes first.
+A mutant is caught if a test fails or exceeds its time limit; otherwise it survives. Tests run in a
+copy of the working tree (`mutant_session.py`). The report contains the last run of each package,
+with the surviving mutants (`mutant_report.py`).
+
+An interrupted run resumes when the command is repeated, as long as the packages are unchanged. With
+`--again`, the current tests run on the survivors of the last run; caught mutants stay caught. With
+`--by FILES` in addition, only the tests of these files run. A mutant that survives them keeps its
+earlier result.
 """
 
 from __future__ import annotations
@@ -76,7 +78,10 @@ class Judge:
     """Tests mutants in a copy of the project, one after the other."""
 
     def __init__(self, copy: Path, tests: Sequence[str], folder: Path) -> None:
-        """Start a warm session for the tests in `copy`. Recordings are stored in `folder`."""
+        """Start a process that imports the project in `copy` once, and collects `tests`.
+
+        Recordings (the executed lines of each test) are stored in `folder`.
+        """
         self._warm = Session("warm", copy, tests)
         self._copy = copy
         self._fresh: Session | None = (
@@ -94,10 +99,11 @@ class Judge:
         self._recordings.complete(folders, self._warm.ask, lambda text: print(text, flush=True))
 
     def judge(self, mutant: Mutant, limit_seconds: float) -> Judged:
-        """Run the tests that execute a mutant, at most `limit_seconds` of processor time.
+        """Run the tests that execute a mutant's line, until one fails.
 
-        The limit applies to their recorded times. If a test fails, but also fails alone on the
-        unchanged project, it is excluded and the mutant is tested again.
+        `limit_seconds` limits the total processor time that the chosen tests had when they were
+        recorded. If the failed test also fails alone on the unchanged project, the test is
+        excluded, and the mutant is tested again. Returns the mutant with its outcome.
         """
         one = Judged.of(mutant, Outcome.NOT_EXECUTED)
         while (choice := self._recordings.choose(mutant, limit_seconds)).tests:

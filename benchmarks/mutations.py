@@ -57,7 +57,10 @@ class _Site:
     other: cst.CSTNode
 
     def name(self) -> str:
-        """A text that identifies the mistake; equal code in a module has the same text."""
+        """A text that identifies the mistake: the file, the kind, and the code before and after.
+
+        Equal mistakes at several places of a file have the same text.
+        """
         before, after = (self.module.code_for_node(node) for node in (self.node, self.other))
         return f"{self.path} {self.operator} {before} {after}"
 
@@ -108,8 +111,9 @@ OPERATORS: tuple[tuple[type, Callable[[Any], Iterable[cst.CSTNode]]], ...] = (
 def sample(root: Path, package: str, count: int, seed: int) -> tuple[list[Mutant], int]:
     """Sample `count` mutants of a package without replacement.
 
-    Also returns the number of places for mistakes. The rank of a mutant depends only on the seed
-    and its own text. If the sources change elsewhere, the same mutants are therefore sampled again.
+    A mutant is a module with one mistake. Returns the mutants, and the number of all places where a
+    mistake is possible. Places are sorted by a hash of the seed and the changed code, and the first
+    ones are selected. Therefore, a change elsewhere in the sources hardly changes the sample.
     """
     files = sorted(
         file for file in (root / package).rglob("*.py") if root / MIGRATIONS not in file.parents

@@ -138,8 +138,9 @@ def script(step: Step, documents: Path) -> str:
 def _typed(line: str) -> str:
     """The shell command for a line of a page.
 
-    A line marked `goes on` is run in the background until it is ready. Commands in LOOKS may exit
-    with status 3.
+    A line marked `goes on` is run in the background until it is ready. Commands in LOOKS, such as
+    `tilewright doctor`, may exit with status 3, by which they recommend improvements of the
+    machine.
     """
     command, goes_on, _ = line.partition(GOES_ON)
     if line in LOOKS:

@@ -1,4 +1,4 @@
-"""A small layer over onnx.helper, with which code for a network reads like its list of layers.
+"""Shorthands for onnx.helper, so that the code of a network reads like a list of its layers.
 
 Parameters come from one seeded generator, in the order in which the layers are written. Building a
 network twice with the same arguments therefore gives the same bytes.

@@ -118,7 +118,10 @@ def routes() -> Iterator[str]:
 
 
 def places(known: Known) -> tuple[list[str], dict[str, str]]:
-    """The paths to request, and the routes that are not requested with the reason for each."""
+    """The URL paths to request, and the routes that are not requested with the reason for each.
+
+    `known` has the identifiers that replace path parameters, such as a job's id.
+    """
     values = {**asdict(known), "number": "0", "key": known.workload, "digest": known.model}
     asked: list[str] = []
     left = dict(NOT_ASKED)
@@ -185,7 +188,11 @@ def browser_status(browser: Browser) -> int:
 
 
 def timed(browser: Browser, database: str, place: str, rounds: int) -> Iterator[Timed]:
-    """Time a page, and, if its list has that many pages, also page number LATE of the list."""
+    """Time a page of the dashboard or API, and yield the times.
+
+    If the page shows a list of at least LATE pages, page number LATE of the list is timed, too.
+    `rounds` is the number of repeated requests.
+    """
     link = yield from _timed(browser, database, place, place, rounds)
     for _ in range(LATE - 1):
         if not link:

@@ -1,8 +1,9 @@
 """Fills a database as large as a team's after a year, for `benchmarks.pages`.
 
-All sizes are options there. Values whose structure matters are realistic: texts of workloads,
-schedules, the facts of this machine, and samples of a trial. The rest is random with a fixed seed.
-A thousand trials are written by the store, and then copied repeatedly inside the database.
+The sizes are options of `benchmarks.pages`. Values whose structure matters are realistic: texts of
+workloads (fused subgraphs), schedules, properties of this machine, and samples of a trial. All
+other values are random with a fixed seed. The store writes a thousand trials, which are then copied
+repeatedly inside the database.
 """
 
 from __future__ import annotations
@@ -229,9 +230,10 @@ class _Filling:
         return [_name("workload", model, number) for number in range(WORKLOADS)]
 
     def _workloads(self) -> None:
-        """Write the workloads and their shapes.
+        """Write the workloads (fused subgraphs), and their operators and sizes.
 
-        Thousands have the same structure, that of a real workload.
+        Thousands of workloads have the structure of one real workload, most of them with other
+        sizes.
         """
         real = {workload.key: workload.text() for workload in self._real}
         self._storage.workloads.put_workloads(real)
@@ -328,10 +330,11 @@ class _Filling:
         self._write(EventRow, rows)
 
     def _records(self) -> str:
-        """Write the records: half for the members of one family, half for workloads that jobs
-        tuned. Returns the id of one.
+        """Write the tuning records, and return the id of one.
 
-        The newest record of each key is served; older ones are superseded.
+        One half is for similar workloads (fused subgraphs with the same structure), one record
+        each. The other half is for random workloads that jobs tuned. If a workload has several
+        records for one target, all but the last written are marked as superseded.
         """
         keys = self._family()
         tuned = [key for model in range(1, MODELS) for key in self._names(model)]

@@ -30,10 +30,13 @@ OURS = "untuned"
 
 @dataclass(slots=True)
 class PairedResult:
-    """Results of an operator, by engine.
+    """Results of one operator.
 
-    They are the seconds of the fastest run, the reason for a failure, and the error relative to
-    ONNX Runtime, the reference.
+    Attributes:
+        seconds: the seconds of the fastest run, by engine.
+        failures: the reason why an engine failed, by engine.
+        errors: the largest difference from ONNX Runtime's output (the reference), relative to the
+            largest output, by engine.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -100,7 +103,11 @@ def compare_engines(model: Any, feeds: Arrays, sampling: Sampling) -> PairedResu
 
 
 def fastest_seconds(runs: Mapping[str, Run], sampling: Sampling) -> dict[str, float]:
-    """Time engines alternately; for each, the fastest sample in seconds per run of CPU time."""
+    """Time the engines alternately.
+
+    Returns the CPU time of a run in seconds for each engine. A sample is the mean over a group of
+    runs, and the fastest sample counts.
+    """
     groups = {}
     for name, run in runs.items():
         run()

@@ -1,14 +1,20 @@
-"""Losses of quantisation: `python -m benchmarks.quantized_accuracy --models mobilenetv2`.
+"""Measure how much quantisation changes the outputs of models, and compare with ONNX Runtime.
 
-Each model is quantised as by `tilewright quantize`, with seeded samples. The quantised model runs
-in Tilewright and in ONNX Runtime on samples that were not used for calibration. Each engine's
-outputs are compared with its own outputs of the float32 model. ONNX Runtime runs the quantised
-model twice: node by node, as ONNX specifies, and with fused kernels, which round at other places.
+    python -m benchmarks.quantized_accuracy --models mobilenetv2
+
+Each model is quantised as by `tilewright quantize`, with seeded calibration samples. The quantised
+model runs in Tilewright and in ONNX Runtime on other samples. Each engine's outputs are compared
+with the same engine's outputs of the float32 model. ONNX Runtime runs the quantised model twice.
+The first run computes node by node, as ONNX specifies; the second run uses fused kernels, which
+round at other places.
+
 In deep models, one value that is rounded to the other side of a tie can cause a third of all noise.
-Therefore a difference in decibels is reported with its standard error over the samples. In
-addition, the model is quantised with the requirement (`--max-loss`) that the outputs stay
-`--stated` decibels above their noise. Milliseconds are the sums over all kernels of a run, as the
-command reports them. `--stated 0` only compares the engines.
+Therefore a difference in decibels is reported with its standard error over the samples.
+
+In addition, the model is quantised with a required quality (`--max-loss`): the outputs must stay
+`--stated` decibels above their noise. Layers that cause too much noise then remain in float32.
+Milliseconds are the sums over all kernels of a run, as `tilewright quantize` reports them. With
+`--stated 0`, the benchmark only compares the engines.
 """
 
 from __future__ import annotations
@@ -64,10 +70,13 @@ runs on all of them."""
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Quantisation loss of ONNX Runtime, and Tilewright's difference from it, in decibels.
+    """Quantisation noise of ONNX Runtime, and its difference from Tilewright's.
 
-    `sqnr_db` is ONNX Runtime's signal-to-noise ratio. `apart_db` is positive if Tilewright's
-    outputs are nearer to float32, and `error_db` is its standard error over the samples.
+    Attributes:
+        sqnr_db: ONNX Runtime's ratio of signal to quantisation noise, in decibels.
+        apart_db: Tilewright's ratio minus ONNX Runtime's, in decibels. If it is positive,
+            Tilewright's outputs are closer to those of the float32 model.
+        error_db: the standard error of `apart_db` over the samples.
     """
 
     sqnr_db: float
@@ -87,11 +96,21 @@ Run = Callable[[Any, Sequence[Mapping[str, np.ndarray]]], Outputs]
 class Row:
     """Result of quantising one model by one method.
 
-    Decibels refer to the output with the most noise. `plain` compares with ONNX Runtime node by
-    node, `fused` with its optimised graph. `reached_db`, `kept` (the number of `layers` left in
-    float32) and `kept_ms` describe the model with the required quality `stated_db`. They are None
-    if no choice of layers reached it, or if none was required. Without a requirement, no times are
-    measured.
+    All ratios of signal to noise are in decibels, and refer to the output with the most noise. The
+    fields `reached_db`, `kept` and `kept_ms` are None if no quality was required, or if no choice
+    of layers reached the required quality. Without a required quality, no times are measured.
+
+    Attributes:
+        samples: the number of samples on which the engines are compared.
+        sqnr_db: the ratio in Tilewright, if all layers are quantised.
+        plain, fused: the comparison with ONNX Runtime, which computes node by node (`plain`) or
+            with an optimised graph (`fused`).
+        float_ms, quantised_ms: the time of the float32 and of the quantised model, in ms.
+        stated_db: the required ratio; 0 if none is required.
+        reached_db: the ratio of the model that was quantised with the required quality.
+        kept: the number of layers that stay in float32 in this model, of `layers` in total.
+        kept_ms: the time of this model in ms.
+        seconds: the duration of the measurement.
     """
 
     model: str
@@ -111,10 +130,11 @@ class Row:
 
 
 def measure(name: str, method: str, stated_db: float, held_out: int) -> Row:
-    """Quantise a model, compare the engines, and optionally require a minimum quality.
+    """Quantise a model by one method, and compare its outputs in both engines.
 
-    The model is quantised without a requirement and, unless `stated_db` is 0, also with this
-    minimum in decibels. `held_out` is the number of samples on which the engines are compared.
+    Unless `stated_db` is 0, the model is also quantised with a required quality: a ratio of signal
+    to noise of at least `stated_db` decibels. The engines are compared on `held_out` samples that
+    are not used for calibration.
     """
     case = models.case(name)
     model = case.build()
@@ -159,8 +179,10 @@ def measure(name: str, method: str, stated_db: float, held_out: int) -> Row:
 
 
 def noise(run: Run, model: Any, quantised: Any, samples: Samples) -> Noise:
-    """Fidelity of an engine's outputs of the quantised model to its own outputs of the float32
-    model, per sample and output.
+    """Compare a quantised model with the float32 model in one engine.
+
+    `run` runs a model in the engine. Returns the deviation (`Fidelity`) of each output on each
+    sample.
     """
     return [
         [Fidelity.of(wanted, came) for wanted, came in zip(*outputs, strict=True)]
@@ -171,7 +193,7 @@ def noise(run: Run, model: Any, quantised: Any, samples: Samples) -> Noise:
 
 
 def least(found: Noise) -> float:
-    """Signal to quantisation noise ratio in dB, over all samples, of the noisiest output."""
+    """Ratio of signal to quantisation noise of the noisiest output, over all samples, in dB."""
     return min(sum(output, Fidelity()).sqnr_db for output in zip(*found, strict=True))
 
 

@@ -1,11 +1,12 @@
 """Race models against other engines: `python -m benchmarks.race --models resnet50 mobilenetv2`.
 
 Each engine has its own process. The engines take turns, in an order that rotates from round to
-round, and every turn starts with one warm-up run. Two figures are reported: the ratio to ONNX
-Runtime of the medians within a round (its median over the rounds), and the ratio of the minima. The
-outputs are compared as well. Times are the process's CPU time with one thread, and wall time with
-more. `--scaling` also races each engine on one thread. Results go to benchmarks/results/ as JSON
-(with every sample) and Markdown, with date, CPU, commit and versions.
+round, and every turn starts with one warm-up run. Two ratios to ONNX Runtime are reported. The
+first is computed from the median times within each round; the median over the rounds is reported.
+The second is the ratio of the fastest runs. The outputs are compared as well. Times are the
+process's CPU time with one thread, and wall time with more. `--scaling` also races each engine on
+one thread. Results go to benchmarks/results/ as JSON (with every sample) and Markdown, with date,
+CPU, commit and versions.
 """
 
 from __future__ import annotations
@@ -232,7 +233,10 @@ def fastest(result: EngineResult) -> float:
 
 
 def available_engines(pythons: Mapping[str, str]) -> list[str]:
-    """The float32 engines that can run without tuned schedules, here or in `pythons`."""
+    """The float32 engines that can race without tuned schedules.
+
+    An engine is included if it is installed here, or if `pythons` has an interpreter for it.
+    """
     return [
         name
         for name, engine in ENGINES.items()

@@ -32,13 +32,14 @@ class Answer:
 
     Attributes:
         refused: the error of compiling or running in Tilewright; empty if both succeeded.
-        peer_refused: the same for ONNX Runtime.
+        peer_refused: the error of loading or running in ONNX Runtime; empty if both succeeded.
         errors: for each run, the largest difference of any output, relative to the output's largest
             value; infinite if shapes, types or texts differ.
         wrong: a text that names the run and the output with the largest difference.
         peer_error: if the engines differ, the difference between ONNX Runtime with and without
-            optimisations. A model with tied scores has several correct results.
-        compile_seconds: CPU seconds until the sizes of the first run were compiled.
+            optimisations. If this is large, too, the model has several correct results, for example
+            because scores are tied.
+        compile_seconds: CPU seconds to compile the model for the input sizes of the first run.
         rounds: for each round, the median seconds of a run of Tilewright and of ONNX Runtime.
     """
 
@@ -90,10 +91,10 @@ def _of_tilewright(path: Path) -> Run:
 
 
 def difference(ours: Any, theirs: Any) -> float:
-    """Difference of two outputs, as by `compare`.
+    """The largest difference of two outputs, relative to the largest value.
 
-    For dictionaries and sequences it is the largest difference of their elements. Different
-    integers, texts, types or structures have an infinite difference.
+    For dictionaries and sequences it is the largest difference of their elements. If integers,
+    texts, types or structures differ at all, the difference is infinite.
     """
     if isinstance(ours, np.ndarray) and ours.dtype == object:
         ours = ours.tolist()

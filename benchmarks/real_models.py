@@ -236,9 +236,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _written(name: str, now: Origin) -> tuple[Origin, list[Row]]:
-    """The origin and rows in the results file, if the same commit wrote them.
+    """Read the results file `name`, to continue an earlier run of the same commit.
 
-    Otherwise the result is `now` and no rows.
+    Returns the origin (machine, commit and time) of the file and its rows. If there is no file of
+    the same commit, returns `now` and no rows.
     """
     try:
         data = read_data(RESULTS / f"{name}.json.gz")

@@ -88,8 +88,11 @@ def _listed(options: Mapping[str, Any]) -> str:
 class RaceRow:
     """Result of one engine on one model.
 
-    Ratios are to ONNX Runtime, and `rounds` has the seconds of each run. `speedup` is the speed-up
-    over the same engine on one thread.
+    `ratio` is the engine's time over ONNX Runtime's: computed from the medians of each round, as
+    the median over the rounds. `minimum_ratio` is the same for the fastest runs. `rounds` has the
+    seconds of each run. `speedup` is the speed-up over the same engine on one thread.
+    `largest_error` is the difference of the outputs from ONNX Runtime's, relative to the largest
+    output.
     """
 
     model: str
@@ -104,7 +107,10 @@ class RaceRow:
     error: str = ""
 
     def cells(self) -> list[str]:
-        """The row's cells in the order of HEADER; unknown values of the last two are empty."""
+        """The row's cells in the order of HEADER.
+
+        An unknown error or speed-up over one thread becomes an empty cell.
+        """
         if self.error:
             text = " ".join(self.error.split()).replace("|", "\\|")
             short = text if len(text) <= LONGEST_ERROR else text[:LONGEST_ERROR] + " ..."
@@ -159,7 +165,13 @@ class RaceReport:
         largest_error: float | None,
         speedup: float | None = None,
     ) -> None:
-        """Add the result of one engine on one model; see `RaceRow` for the arguments."""
+        """Add the result of one engine on one model.
+
+        `rounds` has the seconds of each run in each round. `ratio` and `minimum_ratio` are the
+        engine's time over ONNX Runtime's, from medians and from fastest runs. `largest_error` is
+        relative to ONNX Runtime's outputs. `speedup` is the speed-up over the same engine on one
+        thread.
+        """
         samples = tuple(tuple(times) for times in rounds)
         self.rows.append(
             RaceRow(
@@ -192,7 +204,11 @@ class RaceReport:
         return markdown_table(HEADER[:columns], [row.cells()[:columns] for row in rows], text=2)
 
     def summary(self) -> str:
-        """A Markdown table with each engine's geometric means over the models that it ran."""
+        """A Markdown table with a row per engine, which summarises all models that the engine ran.
+
+        The columns are geometric means of the ratios to ONNX Runtime and of the speed-ups over one
+        thread.
+        """
         header = ["engine", "models", "ratio of medians", "ratio of minima", "over 1 thread"]
         cells = []
         for engine in dict.fromkeys(row.engine for row in self.rows):

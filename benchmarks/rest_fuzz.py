@@ -49,9 +49,10 @@ def _lines(_: Any, value: Any) -> bytes:
 
 @dataclass
 class Findings:
-    """Numbers of answers by HTTP status.
+    """Numbers of answers by HTTP status, and descriptions of wrong answers (`wrong`).
 
-    `wrong` has a text for each answer that violates the rules of the fuzz test.
+    An answer is wrong if its status is 5xx or undocumented. An error is also wrong if its body is
+    not a problem document.
     """
 
     statuses: Counter[int] = field(default_factory=Counter)

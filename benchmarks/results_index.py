@@ -1,9 +1,9 @@
 """Writes the index of benchmarks/results, its README.md: `python -m benchmarks.results_index`.
 
-QUESTIONS assigns a question to each report. Date, commit, CPU and command are read from the
-report's text. OLDER contains the commands of reports that were written before reports included
-them. If the code of a command was deleted, the index says that the command exists at the report's
-commit.
+Each report in the folder answers one question, such as how fast models are tuned. The table
+QUESTIONS has the question of each report. Date, commit, CPU and command are read from the report's
+text. OLDER contains the commands of reports that were written before reports included them. If the
+code of a command was deleted, the index says that the command exists at the report's commit.
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ def page(folder: Path = RESULTS) -> str:
     """The index of a folder of reports, in Markdown.
 
     Raises:
-        ValueError: if a report has no question, or a question has no report.
+        ValueError: if QUESTIONS lacks a report of the folder, or lists a report that does not
+            exist.
     """
     asked = {stem for questions in QUESTIONS.values() for stem in questions}
     there = {path.stem for path in folder.glob("*.md")} - {INDEX.stem}

@@ -2,11 +2,11 @@
 
     python -m benchmarks.scalar_share model.onnx other.onnx
 
-The template `scalar` computes one element at a time. It is used for workloads that no other
-template supports, and makes models with such large workloads unexpectedly slow. Each workload of
-the plan gets its untuned schedule. Its time is the estimate by which candidates are ranked, at
-typical sizes, times its number of runs. If a model has several segments, only the first is
-estimated.
+The code generator `scalar` computes one element at a time. It is used for workloads (fused
+subgraphs) that no other code generator supports. Models with large scalar workloads are
+unexpectedly slow. Each workload gets its untuned schedule. Its time is the compiler's estimate at
+typical sizes, by which candidates are ranked, times its number of runs. A model may be divided
+where a size is known only at run time; only the first part is then estimated.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Measure how many trials a search needs, on recorded tables and with many seeds.
+"""Measure how many trials a search for a schedule needs, on recorded measurements with many seeds.
 
-`python -m benchmarks.search record --trials 1000` measures random candidates of twelve workloads
-once; if repeated, it resumes. After `--seconds` it starts no further workload. `--unconstrained`
-uses schedule spaces without the constraints that depend on the machine.
+`python -m benchmarks.search record --trials 1000` measures random schedules of twelve workloads
+(fused subgraphs) once. It stores them in a table per workload; if repeated, it resumes. After
+`--seconds` it starts no further workload. `--unconstrained` uses schedule spaces without the
+constraints that depend on the machine.
 
-`python -m benchmarks.search compare` runs the tuning loop on the tables, without a device. For
-every method, seed and workload it reports the simple regret after each trial: the relative
-difference between the best time so far and the best in the table. A method is STRATEGY+MODEL.
-STRATEGY+MODEL-estimate disables estimated times and relies on the learned model, as on a device
-without a machine description. Results go to benchmarks/results/search.csv.gz, .md and .png, with
-the error of the forecasts that the runs made.
+`python -m benchmarks.search compare` runs the tuning loop with times from the tables, without a
+device. For every method, seed and workload it reports the simple regret after each trial: the
+relative difference between the best time so far and the best in the table. A method is
+STRATEGY+MODEL. STRATEGY+MODEL-estimate disables estimated times and relies on the learned model, as
+on a device without a machine description. Results go to benchmarks/results/search.csv.gz, .md and
+.png, with the error of the forecasts that the runs made.
 """
 
 from __future__ import annotations
@@ -61,8 +62,12 @@ WARM = f"{DEFAULT}+warm"
 class Question:
     """Settings of a comparison of searches in one kind of schedule space.
 
-    The report shows regrets after each number of trials in `at`, and the number of trials until the
-    regret is at most `near`. `methods` are the methods that are compared by default.
+    The report shows regrets (how much slower the best schedule so far is than the optimum).
+
+    Attributes:
+        at: the numbers of trials after which the regret is shown.
+        near: a regret; the report shows how many trials are needed to reach it.
+        methods: the search methods that are compared by default.
     """
 
     at: tuple[int, ...]
@@ -87,9 +92,9 @@ method."""
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One search of one table.
+    """One search for the best schedule of a workload whose candidates were all measured before.
 
-    `regrets` has, for each trial, the best time so far over the table's best, minus 1.
+    `regrets` has, for each trial, the best time so far over the best of all candidates, minus 1.
     """
 
     method: str
@@ -111,10 +116,11 @@ class Run:
 
 
 def search(table: Table, method: str, seed: int, trials: int, base: bytes = b"") -> Run:
-    """Search a table without a device.
+    """Search for the best schedule in a table of recorded measurements, without a device.
 
-    `method` is STRATEGY+MODEL, STRATEGY+MODEL-estimate, or WARM. WARM starts from the base model
-    `base`.
+    `method` is STRATEGY+MODEL, STRATEGY+MODEL-estimate (without estimated times), or WARM. The
+    method WARM is the default method, with a cost model that starts as `base`. This is a serialised
+    model that was trained on other workloads.
     """
     strategy, model = method.removesuffix(WITHOUT_ESTIMATES).split("+")[:2]
     task = restricted(table.task, list(table.known))
@@ -166,10 +172,11 @@ def compare(
 
 
 def report(runs: Sequence[Run], origin: Origin, how: str, question: Question) -> str:
-    """The benchmark's report in Markdown: median regrets per workload and over all, and mean
-    regrets.
+    """The benchmark's report in Markdown: regrets of the search methods after numbers of trials.
 
-    `how` is a sentence that describes the runs.
+    A regret is how much slower the best schedule so far is than the optimum. The report has medians
+    per workload and over all workloads, and mean regrets. `how` is a sentence that describes the
+    runs. `question` selects the numbers of trials.
     """
     methods = list(dict.fromkeys(run.method for run in runs))
     workloads = list(dict.fromkeys(run.workload for run in runs))
@@ -208,9 +215,10 @@ def report(runs: Sequence[Run], origin: Origin, how: str, question: Question) ->
 
 
 def _without_trials(picks: Mapping[str, FirstPicks]) -> str:
-    """Table of the candidates that are chosen before any measurement, per workload.
+    """Table of the schedules that a search chooses before any measurement, per workload.
 
-    The result is empty without a base model.
+    The cells are regrets: how much slower a schedule is than the optimum. The table is empty if
+    there is no base model (trained on other workloads).
     """
     if not picks:
         return ""
@@ -244,11 +252,12 @@ def _share(regret: float) -> str:
 
 
 def _to_near(runs: Sequence[Run], methods: Sequence[str], near: float) -> list[str]:
-    """A sentence with the trials that each method needs to reach a regret: medians over seeds, then
-    the mean over workloads.
+    """A sentence that says how many trials each method needs to reach the regret `near`.
 
-    A median beyond the end of the runs counts as their length. Therefore a share relative to
-    `random`'s trials overstates what the other methods need.
+    The regret is how much slower the best schedule so far is than the optimum. The sentence has
+    medians over the seeds, averaged over the workloads. A median that exceeds the length of the
+    runs counts as this length. The number for the method `random` may therefore be too small, and
+    the other methods look worse in comparison.
     """
     lines = [f"Trials to within {near:.0%}, median of the seeds, mean over the workloads:"]
     names = list(dict.fromkeys(run.workload for run in runs))

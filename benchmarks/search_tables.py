@@ -73,7 +73,7 @@ each."""
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Measurements of the candidates of one workload, on a common time scale."""
+    """Measurements of the candidates of one workload, with comparable times."""
 
     name: str
     task: Task
@@ -94,7 +94,10 @@ def workload_of(name: str) -> Workload:
 
 
 def heaviest_workload(model: Any) -> Workload:
-    """The most expensive workload of a model after partitioning, without relayouts."""
+    """The most expensive workload (fused subgraph) of a model.
+
+    Kernels that only convert the layout of a tensor are not considered.
+    """
     planned = plan_model(ModelRequest(model.SerializeToString()))
     kernels = [w for w, _ in planned.workloads if w.operators != ("identity",)]  # no relayouts
     return max(kernels, key=cost)
@@ -137,9 +140,11 @@ class TableFile(MemoryStore):
 def record(
     path: Path, task: Task, builder: Builder, runner: Runner, trials: int, seed: int = 0
 ) -> int:
-    """Measure random candidates and the default until the table has `trials` of them.
+    """Measure a task's default and random candidates, and append the results to a table's file.
 
-    Returns the number of all trials. A table that is complete is not changed.
+    `trials` is the number of candidates. At the end, the fastest candidates are measured again in
+    pairs with the default. A table that is complete is not changed. Returns the number of
+    measurements in the table.
     """
     store = TableFile(path, task)
     if not any(trial.phase is Phase.FINAL for trial in store.trials(task.key)):
@@ -158,9 +163,9 @@ def record(
 
 
 def make_tables_task(name: str, target: Target, unconstrained: bool) -> Task:
-    """The task of a table for a workload in WORKLOADS.
+    """The task (workload to tune) whose candidates are measured for the table `name` in WORKLOADS.
 
-    `unconstrained` removes the constraints of its space.
+    If `unconstrained` is set, the schedule space has no constraints.
     """
     task = make_task(workload_of(name), Mode(target), name=name)
     return replace(task, space=task.space.unconstrained()) if unconstrained else task
@@ -169,8 +174,9 @@ def make_tables_task(name: str, target: Target, unconstrained: bool) -> Task:
 def read_table(path: Path, name: str) -> Table:
     """Read the measurements of a table.
 
-    Candidates that were measured in pairs have these times. All others have their screening times,
-    scaled by the median ratio between both kinds of times.
+    All candidates have a time from the first measurement (screening). The fastest were measured
+    again in pairs with the default, and their times from the pairs are used. Other times are scaled
+    by the median ratio of paired to screening times.
     """
     head, trials = read_trials(path)
     task = make_task(Workload.parse(head["workload"]), Mode(), name=name)

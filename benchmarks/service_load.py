@@ -70,9 +70,10 @@ class Result:
     def of(
         cls, database: str, beside: str, kind: str, rounds: Sequence[Mapping[str, Answered]]
     ) -> Result:
-        """Medians over the rounds for one kind of request.
+        """Compute the result for one kind of request, as medians over the rounds.
 
-        Each round has the answers of all kinds, including "bare".
+        `rounds` has the measurements of each round by kind of request, including "bare" (the bare
+        route).
         """
         mine = [each[kind] for each in rounds]
         p99 = [one.quantile(0.99) for one in mine]

@@ -115,7 +115,10 @@ def fill(url: str, folder: Path, records: int, retained: int) -> Filled:
 
 
 def record_of_load(workload: str) -> TuningRecord:
-    """A record with all fields of a worker's report, such as samples and a certificate."""
+    """A tuning record with all fields that a worker reports, such as samples, seeds and digests.
+
+    The record is for the workload with key `workload`. Its values are artificial.
+    """
     samples = tuple(1e-5 * (1 + number / 50) for number in range(20))
     measurement = Measurement(
         Status.OK,
@@ -135,7 +138,7 @@ def record_of_load(workload: str) -> TuningRecord:
 
 
 def retain(storage: Storage, requests: int) -> None:
-    """Insert this many finished requests with candidates."""
+    """Insert this many cancelled measurement requests, each with five artificial candidates."""
     payload = {"candidates": ["x" * 200] * 5}
     for some in chunks([f"retained-{number}" for number in range(requests)]):
         storage.leases.submit([NewRequest(name, TARGET, payload) for name in some])
@@ -220,9 +223,9 @@ def committing(url: str, folder: str, worker_id: str) -> AbstractContextManager[
 
 
 def recording(url: str, folder: str) -> AbstractContextManager[None]:
-    """Context with a process that stores better records continuously.
+    """Context with a process that stores tuning records continuously.
 
-    The records are for workloads that are not looked up.
+    The records are for workloads that no client looks up.
     """
     return beside(_record, url, folder)
 

@@ -1,7 +1,7 @@
 """A simulated tuner: it claims jobs, submits batches and stores results, without compiling.
 
-Jobs, queue, trials and the runner are the service's own code. The candidates are artificial, and
-all batches have the same library.
+Jobs, queue, trials and the runner are the service's own code. The candidates are artificial. All
+batches refer to the same dummy file as their compiled kernels.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def queue_jobs(storage: Storage, count: int) -> None:
 
 
 def tuning(url: str, folder: str, at_a_time: int, batches: int) -> AbstractContextManager[None]:
-    """Context with a process that works on `at_a_time` jobs at once, of `batches` batches."""
+    """Context with a process that works on `at_a_time` jobs concurrently.
+
+    Each job submits `batches` batches of artificial candidates to the workers.
+    """
     return beside(_tune, url, folder, at_a_time, batches)
 
 
@@ -93,9 +96,10 @@ def _tune(url: str, folder: str, at_a_time: int, batches: int) -> None:
 
 
 def _work(storage: Storage, name: str, left: int, batches: int) -> None:
-    """Work on one job after the other until the process ends.
+    """Claim jobs and work on one after the other until the process ends.
 
-    Only `left` batches of the first job are measured.
+    Each job has `batches` batches, except the first job, which has `left`. Therefore, concurrent
+    jobs do not end at the same time.
     """
     while True:
         try:

@@ -39,8 +39,10 @@ FACTS = registration_facts()
 
 @dataclass(slots=True)
 class CrowdOutcomes:
-    """Latencies in seconds of the crowd's claims, results and heartbeats, and counts of trials,
-    lost leases and failures.
+    """Statistics of simulated workers.
+
+    These are the latencies of their claims, results and heartbeats in seconds, and the numbers of
+    trials, lost leases and failures.
     """
 
     claims: list[float] = field(default_factory=list)  # seconds, of those that brought work

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def crowd(database: str, workers: int, asked: argparse.Namespace) -> Iterator[Level]:
-    """Simulate one number of workers on a new database, and yield the result."""
+    """Simulate this many workers on a new database, and yield the measured rates and latencies."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="simulation-"))
         url = stack.enter_context(database_url(database, Path(folder)))

@@ -1,7 +1,7 @@
 """The cases of the sweep: single operators at small, odd, one-channel, long and skewed shapes.
 
-`sweep_layers.py` defines the cases of operators with weights; this module defines all others, and
-the classes.
+`sweep_layers.py` defines the cases of operators with weights. This module defines all other cases,
+and the class `SweepCase`.
 """
 
 from __future__ import annotations

@@ -110,10 +110,10 @@ def _images(name: str, size: int = 160, **options: Any) -> Callable[[], tuple[An
 
 
 def _declare_torchvision() -> None:
-    """Declare two torchvision operators, so that its import succeeds without its library.
+    """Declare two torchvision operators, so that importing torchvision needs no C++ library.
 
-    From a package index without CPU builds, that library is linked with CUDA and fails to load. No
-    model here uses the operators.
+    If torchvision comes from a package index without CPU builds, its C++ library is linked with
+    CUDA and fails to load. No model here uses the operators.
     """
     boxes = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     for name in ("nms", "qnms"):

@@ -248,9 +248,10 @@ def _concat(attributes: Attributes, constants: Constants) -> Kernel:
 
 
 def _arithmetic(kernel: Kernel) -> Callable[[Attributes, Constants], Kernel]:
-    """Builder of a kernel for a binary operator.
+    """Convert a node with a binary operator to a function of two tensors.
 
-    A scalar constant operand becomes a Python number.
+    `kernel` is the torch function of the operator. If an operand is a scalar constant, the function
+    uses it as a Python number.
     """
 
     def make(attributes: Attributes, constants: Constants) -> Kernel:

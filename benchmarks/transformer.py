@@ -31,9 +31,11 @@ class Blocks:
         return self.writer.node("Transpose", reshaped, perm=permutation)
 
     def attend(self, query: str, key: str, value: str, tokens: int, mask: str = "") -> str:
-        """Add multi-head attention and merge the heads to (1, tokens, hidden).
+        """Add multi-head attention, and merge the heads to shape (1, tokens, hidden).
 
-        Operands are as in `weighted`.
+        `query` and `value` have shape (1, heads, tokens, head), and `key` has shape (1, heads,
+        head, tokens). `mask` is added to the scores, if given. Returns the name of the merged
+        value.
         """
         writer = self.writer
         return writer.node(

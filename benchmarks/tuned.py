@@ -1,14 +1,19 @@
-"""Measure how fast models are tuned, and what tuning gains: `python -m benchmarks.tuned tune`, then
-`report`.
+"""Measure how fast models are tuned, and what tuning gains: `python -m benchmarks.tuned STEP`.
 
-`tune` tunes models one after the other, each for a number of seconds, into a database in a folder,
-like `tilewright tune`, and appends a line about each run to a file there. `report` writes a table:
-candidates per second, tasks, how many of them were searched (one of each family), and the gain of
-tuning, by kernels and end to end. `benchmarks.race --schedules FOLDER` races the tuned models. The
-steps are separate, so that a shared machine is needed only for short periods. With `--target`, the
-code is for another processor, whose instructions this one supports too. The folder then has an
-artifact per model, which `benchmarks.race --schedules FOLDER/MODEL-PRECISION-TARGET` races with
-untuned code for the same target.
+The step `tune` tunes models one after the other, each for a number of seconds, into a database in a
+folder, like `tilewright tune`. It appends a line about each run to a file there. The step `report`
+writes a table with a row per run:
+
+- the measured candidates per second,
+- the number of tasks (fused subgraphs to tune), and how many of them were searched,
+- the time of the tuned program over that of the untuned one, for the kernels and end to end.
+
+Similar tasks share one search. `benchmarks.race --schedules FOLDER` races the tuned models. The
+steps are separate, so that a shared machine is needed only for short periods.
+
+With `--target`, the code is for another processor, whose instructions this one supports too. The
+folder then has an artifact per model. `benchmarks.race --schedules FOLDER/MODEL-PRECISION-TARGET`
+races it with untuned code for the same target.
 """
 
 from __future__ import annotations
@@ -32,11 +37,18 @@ LINES = "tuned.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class TunedRun:
-    """Cost and gain of tuning one model. Seconds of kernels are sums over one inference.
+    """Cost and gain of tuning one model.
 
-    `searched` of the `tasks` were searched; the others reused records of their relatives. `ratio`
-    is the time of the tuned program over that of the untuned one, and `served` says which of them
-    is served. `target` is the target of the code.
+    Attributes:
+        tasks: the number of fused subgraphs to tune.
+        searched: the number of tasks that were searched. The others reused the schedules of a
+            similar task.
+        candidates, screening_seconds: the number of candidates that were measured first, and the
+            time that this took.
+        untuned_kernels, tuned_kernels: seconds of all kernels of one inference.
+        ratio: the time of the tuned program over that of the untuned one.
+        served: which of the two programs the service delivers.
+        target: the processor for which the code was compiled.
     """
 
     model: str
@@ -58,7 +70,7 @@ class TunedRun:
 
     @property
     def rate(self) -> float:
-        """Candidates per second of screening."""
+        """Candidates per second in the first measurement (screening) of all candidates."""
         return self.candidates / self.screening_seconds if self.screening_seconds else 0.0
 
 

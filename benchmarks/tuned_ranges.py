@@ -1,12 +1,14 @@
 """Compare a model tuned for a range of sizes with the model tuned for single sizes.
 
 The commands are `python -m benchmarks.tuned_ranges tune`, and then the same with `race`. `tune`
-tunes a model for a range and for several single sizes, into a database in a folder, on a target for
-which the defaults were not optimised. The range, which is divided into intervals, has as many
-trials as all sizes together. `race` compiles four programs for each size (for the range and for the
-size alone, each untuned and tuned) and runs them alternately on one thread. The gain of tuning is
-the untuned program's time over the tuned program's. The range should reach at least 0.8 of the
-size's own gain, in logarithms. The range was not measured at any of these sizes. The clock is the
+tunes a model for a range of sizes, and separately for several single sizes, into a database in a
+folder. The target is one for which the default schedules were not optimised. The range is divided
+into intervals, and has as many trials as all single sizes together.
+
+`race` compiles four programs for each size: for the range and for the single size, each untuned and
+tuned. It runs the programs alternately on one thread. The gain of tuning is the untuned program's
+time over the tuned program's. The logarithm of the range's gain should be at least 0.8 of that of
+the single size's gain. Tuning for the range measured none of these sizes. The clock is the
 process's CPU time, which excludes other processes.
 """
 
@@ -80,7 +82,11 @@ class SizeResult:
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """Results of one model at all sizes; gains are geometric means over them."""
+    """Results of one model at all sizes.
+
+    The gain of tuning is the untuned program's time over the tuned program's. Gains are geometric
+    means over the sizes, for programs tuned for the range and for the size alone.
+    """
 
     model: str
     sizes: tuple[SizeResult, ...]
@@ -95,9 +101,9 @@ class RangeResult:
 
     @property
     def share(self) -> float:
-        """The range's gain as a fraction of the single sizes' gain.
+        """Share of the gain of tuning for single sizes that tuning for the whole range achieves.
 
-        It is a ratio of logarithms, so that 0 means no gain.
+        It is the ratio of the logarithms of both gains, so that a speed-up of 1 counts as no gain.
         """
         return math.log(self.range_gain) / math.log(self.own_gain)
 

@@ -199,9 +199,13 @@ def draw_shape(family: str, seed: int, number: int) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class ShapeRow:
-    """Measurements of one shape. `speed` is ONNX Runtime's time over the engine's.
+    """Measurements of one shape (a random operator with random sizes).
 
-    `call_share` is the fraction of ONNX Runtime's time that calling a nearly empty model takes.
+    Attributes:
+        microseconds: the time of a run, by engine.
+        speed: ONNX Runtime's time over that of an engine, by engine.
+        failures: the reason why an engine failed, by engine.
+        call_share: the fraction of ONNX Runtime's time that calling a nearly empty model takes.
     """
 
     family: str
@@ -240,8 +244,10 @@ def measure(wanted: Sequence[tuple[str, int]], seed: int, sampling: Sampling) ->
 
 
 def report(rows: Sequence[ShapeRow], origin: Origin, how: str) -> str:
-    """The benchmark's report in Markdown: per family the geometric mean, the spread and the worst
-    shapes.
+    """The benchmark's report in Markdown: speed-ups over ONNX Runtime by operator family.
+
+    For each family, it has the geometric mean, the spread (minimum, 10th percentile, maximum), and
+    the shapes with the lowest speed-ups. `how` is a sentence about the measurement.
     """
     summary = []
     families = [family for family in FAMILIES if any(row.family == family for row in rows)]

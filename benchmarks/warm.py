@@ -1,8 +1,9 @@
-"""Quality of the first choice of a cost model that was trained on other workloads.
+"""Quality of the schedule that a cost model chooses before any measurement of a workload.
 
-The base model is trained on candidates that `benchmarks.cost_model collect` measured for other
-tasks. Tasks with about as much work as an unseen one are excluded, because for a cost model, a
-convolution with another activation is the same task.
+The cost model (the base model) is trained on measurements of other tasks, which
+`benchmarks.cost_model collect` made. A task is a workload to tune. Tasks whose number of operations
+is similar to that of a tested task are excluded from training: for a cost model, a convolution with
+another activation is the same task.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ STOPPING = 5
 
 
 def base_model(folder: Path, unseen: Sequence[Table]) -> bytes:
-    """Train a base model on all collected tasks that are unlike the `unseen` ones.
+    """Train a cost model on all collected tasks that are unlike the `unseen` ones.
 
-    Returns XGBoost's JSON.
+    A task is alike if its number of operations is similar. Returns the model in XGBoost's JSON
+    format.
 
     Raises:
         SystemExit: if too few tasks were collected.
@@ -71,10 +73,16 @@ REFUSED = frozenset({Status.BUILD_ERROR, Status.BUILD_TIMEOUT, Status.SPILLS})
 
 @dataclass(frozen=True, slots=True)
 class FirstPicks:
-    """Regrets of the schedules that are chosen before any trial: time over the best time, minus 1.
+    """Regrets of the schedules that are chosen before any trial.
 
-    The schedules are the base model's first choice that builds, the estimate's first choice, and
-    the default. `refused` is the number of the model's better choices that the builder rejected.
+    The regret of a schedule is its time over the best time, minus 1.
+
+    Attributes:
+        model: the regret of the schedule that the base model (a cost model trained on other tasks)
+            ranks first, among those that can be built.
+        refused: the number of schedules that the base model ranks higher, but that cannot be built.
+        estimate: the regret of the schedule with the shortest estimated time.
+        default: the regret of the default schedule.
     """
 
     model: float
@@ -84,9 +92,11 @@ class FirstPicks:
 
 
 def first_picks(table: Table, base: bytes) -> FirstPicks:
-    """Compute the regrets of the schedules that are chosen for a table before any trial.
+    """Compute the regrets of the schedules that are chosen for a workload before any trial.
 
-    `base` is the base model. A choice that fails on the device has an infinite regret.
+    `table` has the times of the workload's candidates, and `base` is a serialised cost model that
+    was trained on other workloads. The regret of a schedule is its time over the best time, minus
+    1. A chosen schedule that fails on the device has an infinite regret.
     """
     task = restricted(table.task, list(table.known))
     features = FeatureExtractor(
@@ -100,9 +110,9 @@ def first_picks(table: Table, base: bytes) -> FirstPicks:
     estimates = [features.estimated_seconds(schedule) or float("inf") for schedule in schedules]
 
     def first(costs: Sequence[float] | np.ndarray) -> tuple[float, int]:
-        """The regret of the candidate with the lowest cost that builds.
+        """The regret of the candidate with the lowest cost, among those that can be built.
 
-        The second result is the number of candidates with lower costs that failed to build.
+        Also returns the number of candidates with lower costs that failed to build.
         """
         order = [table.known[schedules[n]] for n in np.argsort(costs, kind="stable")]
         built = [measured for measured in order if measured.status not in REFUSED]

@@ -157,9 +157,9 @@ def _module(folder: Path, target_name: str) -> str:
 
 
 def _tuned_module(folder: Path, target_name: str, records: Path) -> str:
-    """Compile the module for a target with the records in a service's data folder.
+    """Compile the module for a target with the tuning records in a service's data folder.
 
-    The command is the one that users run. Returns its path relative to `folder`.
+    It is compiled by `tilewright compile`, as users do. Returns the path relative to `folder`.
     """
     made = folder / f"{target_name}{TUNED}"
     command = [
@@ -223,7 +223,7 @@ def write(origin: Origin, rows: list[dict[str, Any]], name: str) -> None:
 def _beside_tensorflow(rows: Sequence[Mapping[str, Any]]) -> str:
     """A sentence with each engine's geometric-mean speed-up over TensorFlow.js.
 
-    The result is empty if that was not raced.
+    The text is empty if TensorFlow.js was not raced.
     """
     theirs = {row["model"]: row["ratio"] for row in rows if row["engine"] == TENSORFLOW}
     if not theirs:

@@ -54,9 +54,10 @@ class _Calls:
         self.last[output] = call
 
     def into_convolution(self, value: str) -> dict[str, Any] | None:
-        """The call of the convolution that computes a value, if an operation can be fused into it.
+        """Find the convolution that computes a value, to fuse the next operation into its call.
 
-        None if the value has other uses, or the convolution already has an activation.
+        Returns the call. The result is None if no convolution computes the value, or if the value
+        has other uses. It is also None if an activation is already fused into the call.
         """
         found = self.last.get(value)
         if found is None or self.uses[value] > 1 or "filter" not in found:

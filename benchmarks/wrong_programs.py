@@ -48,12 +48,13 @@ class Wrong:
     """A change to a graph, and which checks detected it.
 
     Attributes:
-        moved: the largest difference of the outputs, relative to the largest output.
+        moved: the largest difference that the change makes to an output, relative to the largest
+            output.
         whole: whether `moved` exceeds the tolerance for a whole model.
-        steps: whether the certificate rejects the program.
+        steps: whether the step-by-step verification (certificate) rejects the program.
         named: whether the certificate's error names the changed operator.
-        refused: whether the verification rejects the program: by the certificate or, for models
-            without rounding or selection, as a whole.
+        refused: whether the verification rejects the program. The check of the whole model counts
+            only for float32 models without discontinuous operators, such as rounding.
     """
 
     model: str
@@ -277,9 +278,10 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The program compiled from a possibly wrong graph, with the observed values of its run.
+    """A compiled program with the observed values of its run.
 
-    `planned` has the right graph, which the program is checked against.
+    The program may be compiled from a graph that was deliberately changed. `planned` has the
+    original graph, with which the program is compared.
     """
 
     planned: Planned
@@ -312,9 +314,10 @@ class Observed:
         return None
 
     def apart(self, right: Observed) -> float:
-        """The largest relative difference of the outputs from the right program's outputs.
+        """The largest relative difference of the outputs from those of another program.
 
-        Outputs of type bfloat16 are ignored.
+        `right` is the program compiled from the original graph. Outputs of type bfloat16 are
+        ignored.
         """
         types = self.planned.graph.types
         pairs = [
@@ -326,8 +329,10 @@ class Observed:
 
 
 def report(rows: Sequence[Wrong], origin: Origin, precision: DType) -> str:
-    """The benchmark's report in Markdown: detected changes by model and by kind, and the missed
-    ones.
+    """The benchmark's report in Markdown: how many wrong programs the verification detects.
+
+    A wrong program has one deliberately changed operator. Tables count the detected programs by
+    model and by kind of change. A list has the changes that were not detected.
     """
 
     def lines(key: Callable[[Wrong], str]) -> list[list[str]]:

@@ -261,8 +261,7 @@ def _tune(
 ) -> Tuned:
     """Upload a model, tune it, print the results, and download the artifact.
 
-    The service identifies an uploaded model by its digest. `peak` is the peak of the used cores in
-    FLOP/s.
+    `peak` is the peak speed of the used cores in FLOP/s.
     """
     request = JobRequest(
         model=client.upload(path).digest,

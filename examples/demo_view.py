@@ -121,10 +121,11 @@ def verdict(
 
     Args:
         name: the model and the target.
-        found: the comparison of the tuned with the untuned program by the job, `end_to_end` of its
-            result. It has a confidence interval, unlike the comparison by the demo, which has too
-            few rounds.
-        numerics: the numerics of the job.
+        found: the job's own comparison of the tuned with the untuned program, which is `end_to_end`
+            of its result. This comparison has a confidence interval. The comparison by the demo has
+            none, because it has too few rounds.
+        numerics: how freely the job may use algorithms that round differently: "strict", "fast" or
+            "loose".
         ratio: the time of the artifact's program, divided by ONNX Runtime's time.
         error: the largest difference from ONNX Runtime, divided by the largest output.
         again: the time of the tuned program divided by that of the untuned one, as measured by the
