@@ -36,8 +36,8 @@ def reached(moment: Moment, phase: str, children: int, trials: int) -> bool:
     Args:
         moment: the phase to test for.
         phase: the current phase, from the job's progress.
-        children: the number of processes that compute for the job. Phases whose work is done by a
-            child process are reached only if it is positive.
+        children: the number of child processes that compute for the job. If a child process does
+            the work of `moment`, this phase counts as begun only when such a process exists.
         trials: the number of trials measured so far. The tuning phase is reached after five.
     """
     wanted = "tuning" if moment is Moment.REFERENCES else moment.value

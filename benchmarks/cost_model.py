@@ -7,7 +7,7 @@ is all tasks of one network, or of one operator.
 networks and of six operators with random sizes. It stores the measurements in databases in FOLDER.
 An interrupted collection resumes when the command is repeated. `--turn 2` measures the same
 candidates again at another time; the fastest time of all turns counts. `--unconstrained` uses
-schedule spaces without constraints.
+schedule spaces without the constraints that depend on the machine.
 
 `python -m benchmarks.cost_model report FOLDER` cross-validates in six folds. It trains on five
 folds, and ranks the candidates of the held-out fold. The folds divide the tasks at first, and then
@@ -81,7 +81,7 @@ def read_samples(folder: Path, unconstrained: bool) -> dict[str, list[Sample]]:
 
     Returns the samples by family (a network or an operator); the lists are empty if nothing was
     measured. All turns (repetitions of the measurement) are read. `unconstrained` selects the
-    databases for schedule spaces without constraints.
+    databases for schedule spaces without the constraints that depend on the machine.
     """
     target = resolve_target("host")
     trials: dict[str, list[Trial]] = {}

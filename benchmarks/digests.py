@@ -567,7 +567,8 @@ def _imported(model: ReadModel, dims: _Sizes) -> Graph:
 def _lines(model: str, targets: Sequence[str]) -> tuple[str, dict[str, Digests], set[str], float]:
     """Digest a model for several targets, in a worker process.
 
-    Returns the model, the digests by target, the features that occurred, and the seconds taken.
+    Returns the model, the digests by target, the compiler features that were used (such as passes
+    and algorithms), and the seconds taken.
     """
     logging.disable(logging.WARNING)  # the quantiser's advice
     warnings.simplefilter("ignore")  # branches that contradict themselves
@@ -586,7 +587,8 @@ def _lines(model: str, targets: Sequence[str]) -> tuple[str, dict[str, Digests],
 def read_file(path: Path = FILE) -> tuple[dict[tuple[str, str], Digests], set[str]]:
     """Read the digests file.
 
-    Returns the digests of each model and target, and the features that occur in some model.
+    Returns the digests of each model and target, and the compiler features (such as passes and
+    algorithms) that at least one model uses.
     """
     digests: dict[tuple[str, str], Digests] = {}
     occurred = set()
@@ -636,7 +638,8 @@ _HEAD = f"""\
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line: compare the digests with the file, or update the file.
 
-    The exit code is 1 if digests differ or a required feature does not occur.
+    The exit code is 1 if digests differ, or if no model uses a required compiler feature (such as a
+    pass or an algorithm).
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.digests")
     parser.add_argument("--update", action="store_true", help="write the file anew")

@@ -146,9 +146,10 @@ def seconds_of(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure(name: str, count: int, samples: int, seed: int = 0) -> DynamicResult:
-    """Measure a case at `count` random sizes.
+    """Measure a model compiled for ranges of sizes, at `count` random sizes.
 
-    At each compared size, the fastest of `samples` runs counts.
+    At a few additional sizes, the program is compared with a program compiled for only that size.
+    There, the fastest of `samples` runs counts.
     """
     case = CASES[name]
     model = case.build()

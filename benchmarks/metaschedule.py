@@ -64,7 +64,7 @@ class Bench:
     tvm: str
 
     def run(self, name: str, engine: Engine, seed: int, budget: Budget) -> Run:
-        """Return the stored run if it has this budget and succeeded, or else make a new run."""
+        """Return the stored tuning run if it succeeded with this budget, or else make a new run."""
         folder = self._of(name, engine, seed)
 
         def make() -> Run:

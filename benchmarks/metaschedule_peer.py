@@ -59,8 +59,7 @@ class Session:
 
     TVM has no time budget. A thread therefore ends the process after `seconds`, but never between
     building a batch and recording it in the database: the lock is held while a batch is processed.
-    When the time is over, the remaining candidates of the batch fail, and are not counted as
-    trials.
+    After `seconds`, the remaining candidates of the batch fail, and are not counted as trials.
     """
 
     def __init__(self, seconds: float) -> None:

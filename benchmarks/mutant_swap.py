@@ -37,9 +37,10 @@ class Functions:
                 self._found.setdefault(_place(one.__code__), []).append(one)
 
     def has(self, pairs: list[Pair]) -> bool:
-        """Whether this process has a function object for the first pair, an outer function.
+        """Whether this process has the function that the first pair describes.
 
-        If only its nested functions existed, replacing them would have no effect.
+        A pair has the old and the new code object of a function. The other pairs are of nested
+        functions; replacing only these would have no effect.
         """
         return any(True for _ in self._of(pairs[0][0]))
 

@@ -238,8 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _written(name: str, now: Origin) -> tuple[Origin, list[Row]]:
     """Read the results file `name`, to continue an earlier run of the same commit.
 
-    Returns the origin (machine, commit and time) of the file and its rows. If there is no file of
-    the same commit, returns `now` and no rows.
+    Returns the origin (machine, commit and time) of the file and its rows. If the file does not
+    exist or is from another commit, returns `now` and an empty list.
     """
     try:
         data = read_data(RESULTS / f"{name}.json.gz")

@@ -25,9 +25,10 @@ from tilewright.compiler.api import compile_model
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """Counts over all models of a kind.
+    """Counts over all random models of one kind, such as "qdq_conv".
 
-    `apart` elements differ from the reference, by at most `most` quanta.
+    `elements` is the number of output elements. Of these, `apart` differ from the reference. The
+    largest difference is `most` quantisation steps.
     """
 
     kind: str

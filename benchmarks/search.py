@@ -217,8 +217,8 @@ def report(runs: Sequence[Run], origin: Origin, how: str, question: Question) ->
 def _without_trials(picks: Mapping[str, FirstPicks]) -> str:
     """Table of the schedules that a search chooses before any measurement, per workload.
 
-    The cells are regrets: how much slower a schedule is than the optimum. The table is empty if
-    there is no base model (trained on other workloads).
+    The cells are regrets: how much slower a schedule is than the optimum. The table is empty
+    without a base model (a cost model trained on other workloads).
     """
     if not picks:
         return ""

@@ -73,7 +73,7 @@ each."""
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Measurements of the candidates of one workload, with comparable times."""
+    """Measurements of one workload's candidates, scaled so that their times are comparable."""
 
     name: str
     task: Task
@@ -165,7 +165,7 @@ def record(
 def make_tables_task(name: str, target: Target, unconstrained: bool) -> Task:
     """The task (workload to tune) whose candidates are measured for the table `name` in WORKLOADS.
 
-    If `unconstrained` is set, the schedule space has no constraints.
+    `unconstrained` removes the constraints of the schedule space that depend on the machine.
     """
     task = make_task(workload_of(name), Mode(target), name=name)
     return replace(task, space=task.space.unconstrained()) if unconstrained else task

@@ -128,9 +128,10 @@ def tune(name: str, folder: Path, trials: int) -> None:
 
 
 def race(name: str, folder: Path, samples: int) -> RangeResult:
-    """Compile the four programs of each size and time them alternately.
+    """Time the four programs of each size alternately, on one thread.
 
-    The fastest of `samples` runs counts.
+    The programs are compiled for the range and for the size alone, each untuned and tuned. The
+    fastest of `samples` runs counts.
     """
     from tilewright.service.settings import Settings
     from tilewright.service.storage import open_storage

@@ -303,9 +303,9 @@ class Observed:
         )
 
     def certified(self) -> WrongProgramError | None:
-        """The error by which the certificate rejects the program.
+        """The error by which the step-by-step verification (certificate) rejects the program.
 
-        The result is None if the certificate accepts it.
+        The result is None if the verification accepts the program.
         """
         try:
             certify(self.planned.graph, self.inputs, self.seen, self.ports)
