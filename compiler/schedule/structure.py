@@ -201,13 +201,18 @@ def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
 
 
 def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
-    """Count the outputs at the start and at the end of an axis for which a load leaves its tensor.
+    """Count the outputs at both ends of an axis whose computation reads outside a tensor.
 
-    If `with_halo` is true, the halo counts as part of the tensor. With dynamic sizes, each number
-    is the maximum over all sizes.
+    `load` is the read in question. For example, with padding 1 and a window of 3, the first and the
+    last output read outside the input: (1, 1). If `with_halo` is true, the tensor's halo (a stored
+    border of zeros) counts as part of the tensor. With dynamic sizes, each count is the maximum
+    over all sizes.
+
+    Returns:
+        The number of such outputs at the start and at the end of the axis.
 
     Raises:
-        ScheduleError: if such a maximum is unbounded.
+        ScheduleError: if a count has no upper bound.
     """
     first = last = 0
     for dim in needs_padding(load, with_halo=with_halo):
@@ -235,9 +240,9 @@ def _most(size: int) -> int:
 
 
 def reads_halo(reduction: Reduce) -> bool:
-    """Whether a reduction may read the zeros of a halo.
+    """Whether a reduction may read the zeros of a halo (a border of zeros around a stored tensor).
 
-    The result is True for sums only, because zeros would change a maximum.
+    The result is True for sums only. An additional zero could change a maximum, but not a sum.
     """
     return reduction.combiner is Combiner.SUM
 
@@ -257,7 +262,8 @@ def padded_axes(problem: Problem) -> frozenset[Axis]:
 def tile_edges(reduction: Reduce, axis: Axis | None) -> tuple[int, int]:
     """Return how many outputs at the start and at the end of an axis need separate code.
 
-    Their windows reach outside a tensor. The result is (0, 0) if `axis` is None.
+    For these outputs, the window of `reduction` reaches outside an input tensor. The result is (0,
+    0) if `axis` is None.
     """
     if axis is None:
         return 0, 0
@@ -266,9 +272,11 @@ def tile_edges(reduction: Reduce, axis: Axis | None) -> tuple[int, int]:
 
 
 def edges_are_static(edge: tuple[int, int], extent: int, tile: int) -> bool:
-    """Whether the first and the last full tile contain all edges of an axis.
+    """Whether the first and the last full tile of an axis contain all of its edge outputs.
 
-    If both tiles are peeled into static code, the run-time loop between them then contains no edge.
+    An edge output is one whose window reaches outside an input tensor. If the result is True,
+    separate static code can compute the first and the last full tile. The run-time loop over the
+    other tiles then computes no edge output.
 
     Args:
         edge: numbers of edge outputs at the start and at the end, from `tile_edges`.
@@ -301,15 +309,17 @@ def kernel_of(
     output: Tensor | None = None,
     transforms: tuple[tuple[str, Transform], ...] = (),
 ) -> Kernel:
-    """Build the kernel of a problem (a workload as one expression) from its stages.
+    """Build the kernel of a workload (a fused subgraph) from its stages.
 
-    Every template ends with this step.
+    A stage is one function of a kernel; all threads finish a stage before the next one starts.
 
     Args:
-        problem: the problem.
-        stages: in the order in which they run.
+        problem: the workload as one expression.
+        stages: in the order in which they run. Loops that write zeros into the output's halo, a
+            border around the stored tensor, are added to the last stage.
         mode: the target and its options.
-        packed: inputs in another layout, which replace the inputs of the same names.
+        packed: inputs in another layout, such as packed weights. Each replaces the input with its
+            name.
         shared: buffers that all threads share.
         scratch: buffers that are private to a thread.
         output: the output tensor of the workload, if the problem computes only a part of it.
@@ -323,20 +333,23 @@ def kernel_of(
 
 
 def with_halo(stages: tuple[Stage, ...], output: Tensor, lanes: int) -> tuple[Stage, ...]:
-    """Return the stages of a kernel, extended so that they also write zeros into the halo of
-    `output`.
+    """Extend the stages of a kernel, so that they also write zeros into the halo of its output.
 
-    `lanes` is the number of lanes of a vector of float32.
+    A halo is a border of zeros around a stored tensor. A stage is one function of a kernel. `lanes`
+    is the number of float32 elements in a vector. The result has the extended stages.
     """
     return (*stages[:-1], *add_serial_nests(stages[-1], _halo(output, lanes)))
 
 
 def add_serial_nests(stage: Stage, nests: Sequence[Node]) -> tuple[Stage, ...]:
-    """Add loop nests to a stage; return the resulting one or two stages.
+    """Add loop nests without parallel loops to a stage, a function of a kernel.
 
-    If the stage is parallel, the added nests become parallel, too. Nests that cannot be parallel
-    become a second stage. The nests must not access any tensor that the stage or another one of the
-    nests writes.
+    If the stage has a parallel loop, the outer loops of the added nests become parallel. If that is
+    not possible, the nests become a second stage. No added nest may access a tensor that the stage
+    or another added nest writes.
+
+    Returns:
+        One or two stages.
     """
     if not any(isinstance(node, For) and node.binding is Binding.PARALLEL for node in stage.body):
         return (replace(stage, body=(*stage.body, *nests)),)
@@ -348,9 +361,10 @@ def add_serial_nests(stage: Stage, nests: Sequence[Node]) -> tuple[Stage, ...]:
 
 @memo(1024)
 def _halo(output: Tensor, lanes: int) -> tuple[Node, ...]:
-    """Return loop nests that write zeros into the halo of an output; empty without a halo.
+    """Return loop nests that write zeros into the halo of an output (a border around the tensor).
 
-    There is one loop nest for each side of each dimension with a halo.
+    There is one loop nest for each side of each dimension with a halo. The result is empty if the
+    output has no halo.
     """
     if not any(output.halo):
         return ()
@@ -389,7 +403,16 @@ def _halo(output: Tensor, lanes: int) -> tuple[Node, ...]:
 
 
 def _halo_step(target: Load, vector: Axis, lanes: int) -> int:
-    """Return how many zeros one iteration writes: up to four vectors within a layout block."""
+    """Return how many zeros of a halo (a border around a tensor) one loop iteration writes.
+
+    The result is 4 or 2 vectors of `lanes` elements if they always lie within one block of the
+    tensor's layout, otherwise one vector.
+
+    Args:
+        target: the tensor element that is set to zero.
+        vector: the axis along which vectors are written.
+        lanes: elements of a vector.
+    """
     steps = (count * lanes for count in (4, 2))
     tile = Tile(vector, lanes)
     return next((step for step in steps if aligned(target, {vector: step}, tile)), lanes)

@@ -1,8 +1,9 @@
-"""Templates: one module per kind of anchor.
+"""Templates, each of which builds loop nests for one kind of workload, such as matrix products.
 
-Each template decides to which problems it applies, derives its knobs from the loop structure and
-the target, and lowers a schedule to a loop nest. A module of this package defines a template as the
-value TEMPLATE; modules without it contain shared code.
+Each module of this package that defines the value TEMPLATE is a template; the other modules contain
+shared code. A template decides which workloads it supports. It derives its knobs (tuning
+parameters, such as tile sizes) from the loop structure and the target. It lowers a schedule, a
+value for each knob, to a loop nest.
 """
 
 from __future__ import annotations
@@ -42,28 +43,30 @@ def always_allowed(found: Any, mode: Mode, choice: Mapping[str, Choice]) -> bool
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Template(Generic[Found]):
-    """One way to build a loop nest for a workload.
+    """A method to build loop nests for a kind of workload (a fused subgraph), such as convolutions.
+
+    A schedule has a value for each of the template's knobs, such as tile sizes.
 
     Attributes:
-        algorithms: names of the algorithms of its schedules.
-        analyse: returns the structure of a workload, on which the other functions operate; None if
-            the template does not apply.
-        preference: a number by which applicable templates are ordered without measurements: the
-            largest is tried first.
-        knobs: the knobs of its schedules. A knob without values means that there is no schedule in
-            this mode.
-        default: the schedule of an untuned workload, from structure, mode and knobs; None if no
-            schedule fits.
-        lower: builds the kernel of a schedule; raises ScheduleError if it does not fit.
-        form: constraint on any machine: loops fit together, and the code is small enough to
-            compile.
-        machine: constraint of the target: it has enough registers and cache, and little work is
-            wasted in partial tiles.
-        any_rows: returns a schedule that serves any number of rows, or None. If its last argument
-            is true, the schedule is for one kernel with a dynamic number of rows. The attribute is
-            None if the template has no such schedules.
-        transforms: whether it executes other operations than the workload's definition. They round
-            differently, so that strict numerics excludes the template.
+        algorithms: names of the algorithms that its schedules may select.
+        analyse: returns the structure of a workload, which is an argument of the other functions;
+            None if the template does not support the workload.
+        preference: returns a number. Without measurements, the template with the largest number is
+            tried first.
+        knobs: returns the knobs. If a knob has no values, there is no schedule in this mode.
+        default: returns the schedule of an untuned workload, from structure, mode and knobs; None
+            if no schedule is valid.
+        lower: builds the kernel of a schedule; raises ScheduleError if the schedule is invalid.
+        form: whether a choice of knob values is valid on any machine: the loops fit together, and
+            the code is small enough to compile.
+        machine: whether a choice of knob values suits the target: it has enough registers and
+            cache, and little work is wasted in partial tiles.
+        any_rows: returns a schedule for any number of rows, or None. If its last argument is true,
+            one kernel with a dynamic number of rows uses the schedule; otherwise, a separate kernel
+            for each number of rows does. The attribute is None if the template has no such
+            schedules.
+        transforms: whether the template replaces the workload's operations by others, as Winograd's
+            algorithm does. They round differently, so that strict numerics excludes the template.
         mixes: whether it adds up rows and columns that the definition keeps separate. Errors are
             then relative to the largest element of a whole matrix, not of a row or column (Higham,
             Accuracy and Stability of Numerical Algorithms, 23.2.2).
@@ -111,10 +114,11 @@ class Template(Generic[Found]):
     def any_rows_schedule(
         self, workload: Workload, mode: Mode, is_dynamic: bool
     ) -> Schedule | None:
-        """Return a schedule that serves any number of rows (`any_rows`).
+        """Return a schedule that serves any number of rows of a workload.
 
-        If `is_dynamic` is true, it is a schedule for one kernel with a dynamic number of rows. The
-        result is None if the template does not apply or has no such schedule.
+        If `is_dynamic` is true, one kernel with a dynamic number of rows uses the schedule.
+        Otherwise, a separate kernel for each number of rows uses it. The result is None if the
+        template does not support the workload or has no such schedule.
         """
         if self.any_rows is None or (found := self._found(workload, mode)) is None:
             return None
@@ -146,10 +150,10 @@ def templates() -> tuple[Template[Any], ...]:
 
 
 def template_of(algorithm: str) -> Template[Any]:
-    """Return the template that has an algorithm.
+    """Return the template whose `algorithms` include the algorithm with this name.
 
     Raises:
-        ScheduleError: if no template has it.
+        ScheduleError: if no template has the algorithm.
     """
     for template in templates():
         if algorithm in template.algorithms:

@@ -90,7 +90,12 @@ def _can_dot(found: Attention) -> bool:
 
 
 def _lowers(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether a segment has at least one tile of rows, and the code is small enough to compile."""
+    """Whether a choice of knob values can be lowered to a kernel.
+
+    The knob `segments` divides the rows of a causal attention. Each segment must have at least as
+    many rows as a register tile, unless one tile has all rows. The unrolled code must be small
+    enough to compile.
+    """
     tile, rows = int(choice["tile"]), extent(found.rows)
     share = -(-rows // int(choice.get("segments", 1)))
     written_out = int(choice["unroll"]) * tile * int(choice["vectors"])
@@ -100,9 +105,10 @@ def _lowers(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 def _fits(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     """Whether a register tile fits the target.
 
-    Vector registers must hold the sums of the tile, a panel's row and one broadcast factor. The
-    sums must fill at least half of all registers, unless the tile has all rows. A block of several
-    tiles must have fewer than twice the rows of a segment.
+    The vector registers must hold the sums of the tile, one row of packed keys or values, and one
+    broadcast factor. The sums must fill at least half of all registers, unless the tile has all
+    rows. The knob `segments` divides the rows of a causal attention. A block of several tiles must
+    have fewer than twice the rows of such a segment.
     """
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     registers, rows = mode.target.vector_registers, extent(found.rows)

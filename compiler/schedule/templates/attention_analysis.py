@@ -1,4 +1,7 @@
-"""The structure of an attention: its loads, reductions, the roles of axes, and its segments."""
+"""The structure of an attention: its loads, its reductions, and the meaning of each axis.
+
+The module also divides the rows of a causal attention into segments, which skip masked keys.
+"""
 
 from __future__ import annotations
 

@@ -48,15 +48,18 @@ def lower(found: Attention, schedule: Schedule, mode: Mode) -> Kernel:
 class _Blocks:
     """The segments of an attention, and the scratch memory for the scores of a block of query rows.
 
-    Schedules with the same segments, tile of rows and block of rows share an instance.
+    A segment is a part of the rows of a causal attention, which reads only the keys that its last
+    row may attend to. Schedules with the same segments, tile of rows and block of rows share an
+    instance.
 
     Attributes:
         parts: the segments.
         scores: the scratch memory for the scores.
         totals: the scratch memory for the sum of each row.
-        scored: for each segment, the store of a score.
+        scored: for each segment, the operation that stores a score.
         softmax: for each segment, the loop nests between the two products.
-        ended: for each segment, an output element divided by the sum of its row.
+        ended: for each segment, the expression of an output element: the sum, divided by the sum of
+            the exponentials of its row.
     """
 
     def __init__(self, found: Attention, count: int, tile: int, block: int, lanes: int) -> None:
@@ -97,7 +100,10 @@ class _Blocks:
         return pad + (1 - beside) * self._lanes
 
     def score(self, part: Attention) -> Load:
-        """Return the load of a score of a segment from the scratch memory."""
+        """Return the load of one attention score from the scratch memory.
+
+        `part` is the segment (a part of the query rows) whose row and key axes index the load.
+        """
         return Load(self.scores, (_row(part), affine(part.keys)))
 
     def _scored(self, part: Attention) -> Store:
@@ -231,7 +237,10 @@ class _Lowering:
         return nest([LoopSpec(found.keys), LoopSpec(found.lanes, self._mixed_width())], compute)
 
     def _value(self, part: Attention) -> Load:
-        """Return the load of a packed value of a segment."""
+        """Return the load of an element of V (the attention's values) from packed scratch memory.
+
+        `part` is the segment (a part of the query rows) whose axes index the load.
+        """
         element = affine(part.lanes) if part.lanes else Affine()
         return Load(self._values, (affine(part.keys), element))
 
@@ -285,10 +294,10 @@ class _Lowering:
         return nest([*across, *_over_rows(part, self._tile)], compute)
 
     def _mixed_width(self) -> int:
-        """Return how many elements of a value the register tile covers.
+        """Return how many columns of V (the values of the attention) a register tile covers.
 
-        It is at most the width that the knob `vectors` selects; all tiles have the same number of
-        vectors.
+        The knob `vectors` selects the maximum. The result is smaller if all tiles can then have the
+        same number of vectors.
         """
         if is_dynamic(extent(self._found.lanes)):
             return self._width
@@ -303,7 +312,11 @@ def _at_most(step: int, extent: int) -> int:
 
 
 def _row(part: Attention) -> Affine:
-    """Return the index of the row within its segment; 0 without an axis of rows."""
+    """Return the index of a query row, counted from the first row of `part`.
+
+    `part` is a part of the rows of an attention. The result is 0 if the attention has no axis of
+    rows.
+    """
     return affine(part.rows) if part.rows else Affine()
 
 

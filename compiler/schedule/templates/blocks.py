@@ -140,7 +140,10 @@ class Blocks:
 
 @memo(256)
 def analyse(workload: Workload) -> Blocks | None:
-    """Return the structure of a block-scaled sum; None for other workloads."""
+    """Return the structure of a product with block-scaled weights; None for other workloads.
+
+    In block-scaled weights, the elements of each block share a scale factor.
+    """
     problem = one_expression(workload)
     if problem is None or problem.product is None or problem.reduction.dtype is not DType.FLOAT32:
         return None
@@ -203,7 +206,7 @@ def _fits(found: Blocks, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _default(found: Blocks, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
-    """Return the default schedule: the valid assignment with the highest score."""
+    """Return the default schedule: the valid choice of knob values with the best score."""
     names = [knob.name for knob in knobs]
     every = (dict(zip(names, v, strict=True)) for v in product(*(knob.values for knob in knobs)))
     valid = [each for each in every if _lowers(found, mode, each) and _fits(found, mode, each)]
@@ -211,10 +214,10 @@ def _default(found: Blocks, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
 
 
 def _score(found: Blocks, mode: Mode, choice: Mapping[str, Choice]) -> float:
-    """Estimate the efficiency of an assignment: useful operations divided by all operations.
+    """Estimate the efficiency of a choice of knob values: useful operations per executed operation.
 
-    Operations on weights only are executed once for all rows of a tile, and operations on rows only
-    once for all vectors. Long code reduces the score slightly.
+    Operations on weights only are executed once for all rows of a tile. Operations on rows only are
+    executed once for all vectors. Long code reduces the score slightly.
     """
     tile, vectors, unroll = (int(choice[key]) for key in ("tile", "vectors", "unroll"))
     work = found.work

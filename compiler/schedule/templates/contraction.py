@@ -36,10 +36,10 @@ def _default(found: Contraction, mode: Mode, knobs: tuple[Knob, ...]) -> Schedul
 def _any_rows(found: Contraction, mode: Mode, is_dynamic: bool) -> Schedule | None:
     """Return a schedule for any number of rows of a product with weights; None for other workloads.
 
-    If `is_dynamic` is false, there is a separate kernel for each number of rows, and the kernels
-    share packed weights. Rows are then the outermost loop, and only the code for the last partial
-    tile differs. If `is_dynamic` is true, one kernel serves all numbers of rows and uses the
-    default order of loops. With rows outermost, it would read all weights again for each tile of
+    If `is_dynamic` is false, a separate kernel for each number of rows uses the schedule. The
+    kernels share packed weights, and differ only in the code for the last partial tile of rows. If
+    `is_dynamic` is true, one kernel for all numbers of rows uses the schedule. It has the default
+    order of loops, because with rows outermost, it would read all weights again for each tile of
     rows.
     """
     algorithm = _algorithm(found)

@@ -49,12 +49,12 @@ multiplies."""
 
 @dataclass(frozen=True)
 class Contraction:
-    """The roles of the axes and operands of a sum of products.
+    """The meaning of the axes and operands of a sum of products, such as a matrix product.
 
     Attributes:
         problem: the workload as one expression.
-        broadcast: the stored factor that is broadcast to all lanes.
-        streamed: the stored factor that is read along the lanes.
+        broadcast: the factor of which one element at a time is broadcast to all lanes of a vector.
+        streamed: the factor that is read in vectors.
         lanes: the output axis along the vectors.
         tile: the output axis along the rows of the register tile; each row has one broadcast factor
             per step.
@@ -63,10 +63,10 @@ class Contraction:
         channel: the reduction axis that is split and unrolled.
         window: the other reduction axes.
         channel_block: block size of the channels of the broadcast factor; None without blocks.
-        padded: whether some load may leave its tensor.
-        group: number of adjacent channels per operand of a dot-product instruction: the 8-bit,
-            int16 or bfloat16 elements that fill 32 bits (64 after `with_matrix_instructions`); 1
-            for other types.
+        padded: whether an index may lie outside its tensor, in padding that is not stored.
+        group: number of adjacent channels whose products one dot-product instruction adds to a sum:
+            the 8-bit, int16 or bfloat16 elements that fill 32 bits (64 after
+            `with_matrix_instructions`). It is 1 for other types.
         depth: channels that one step multiplies in tile registers (AMX); 0 without them.
     """
 
@@ -108,7 +108,7 @@ class Contraction:
         return self.group > 1 and self.group * self.streamed.dtype.bytes == _MATRIX_BYTES
 
     def with_matrix_instructions(self, target: Target) -> Contraction | None:
-        """Return the same contraction, reduced in steps of a matrix instruction such as `smmla`.
+        """Return the same contraction, computed with a matrix instruction such as `smmla`.
 
         The result is None if the target has no such instruction for these types, or if the channels
         do not fill the dot-product groups (adjacent channels) that it multiplies, or if no two
@@ -162,11 +162,12 @@ class Contraction:
     def registers(self, target: Target, tile: int, vectors: int) -> int:
         """Return the number of vector registers for a tile of `tile` rows by `vectors` vectors.
 
-        They hold the sums, one row of the panel, and one broadcast factor. For matrix instructions,
-        a row of the panel takes twice as many registers. Dot-product groups need more registers in
-        two cases: twice as many for the factors and one for the product if the target has no
-        dot-product instruction for the types; one for the product if the instruction does not add
-        it to an accumulator.
+        They hold the sums, one row of `vectors` weights, and one broadcast factor. Three types of
+        instructions need more:
+        - For a matrix instruction, the row takes twice as many registers.
+        - If the target has no dot-product instruction for 8- or 16-bit factors, the factors take
+          twice as many, and their product takes one.
+        - If a dot-product instruction does not add to an accumulator, its product takes one.
         """
         if self.group == 1:
             return tile_registers(target, tile, vectors, self.registers_per_vector)
@@ -180,11 +181,16 @@ class Contraction:
         return tile * vectors + operands
 
     def scalar_loads(self, target: Target, tile: int, vectors: int) -> float:
-        """Return the number of loads per step for the factors of a tile's rows.
+        """Return how many loads per step of the sum read the broadcast factors of a tile's rows.
 
-        In general, this is `Target.scalar_loads`. If the rows are contiguous in memory, one load
-        reads the factors of several rows. If there are too few channels to load the factors of
-        several steps at once, each row needs one load.
+        If the factors of the rows are contiguous in memory, one load reads those of several rows.
+        If there are too few channels, one load reads one factor, so that the result is `tile`.
+        Otherwise, one load may read the factors of several steps (`Target.scalar_loads`).
+
+        Args:
+            target: the processor.
+            tile: number of rows of the register tile.
+            vectors: number of vectors per row.
         """
         together, size = target.lane_factors, self.broadcast.dtype.bytes * self.group
         if self._row_stride == size == DType.FLOAT32.bytes:
@@ -215,7 +221,10 @@ class Contraction:
         return self.group // self.products_at_once(target)
 
     def panel_bytes(self, target: Target, vectors: int) -> int:
-        """Return the bytes of one panel of the streamed factor, for one tap of the window.
+        """Return the bytes of one panel of the factor `streamed`, for one position of the window.
+
+        A panel has the columns that one register tile reads, packed contiguously. A matrix product
+        has one window position.
 
         Args:
             target: determines the number of lanes of a vector.
@@ -225,10 +234,10 @@ class Contraction:
         return self.channel.extent * vectors * lanes * self.streamed.dtype.bytes
 
     def pass_bytes(self, target: Target, vectors: int) -> int:
-        """Return the bytes of the streamed factor that one register tile reads.
+        """Return the bytes of the factor `streamed` that one register tile reads.
 
-        A register tile reads one panel for each tap of the window. Without a window, this is the
-        size of one panel.
+        A register tile reads one panel for each position of the convolution window. A panel is a
+        packed block of columns. Without a window, the result is the size of one panel.
 
         Args:
             target: determines the number of lanes of a vector.
@@ -238,7 +247,7 @@ class Contraction:
 
     @property
     def panel(self) -> Load | None:
-        """The load of the streamed operand, which can be packed; None if it is not a load."""
+        """The load of the factor `streamed`, which can be packed; None for other expressions."""
         return self.streamed if isinstance(self.streamed, Load) else None
 
     def rows_in_cache(self, core: CoreModel) -> int:
@@ -375,7 +384,11 @@ def _moves_in_groups(load: Load, lanes: Axis, channel: Axis) -> bool:
 
 
 def _can_stream(streamed: Expr, lanes: Axis, window: Sequence[Axis]) -> bool:
-    """Whether the streamed operand can be read as vectors along the lanes, in place or packed."""
+    """Whether an operand can be read in vectors along the axis `lanes`, in place or after packing.
+
+    `streamed` is the operand. `window` has the axes of the convolution window; empty for a matrix
+    product.
+    """
     if not isinstance(streamed, Load):
         return False
     together = unit_stride(streamed, lanes) or short_step(streamed, lanes)
@@ -388,10 +401,10 @@ def is_padded(load: Load, axis: Axis) -> bool:
 
 
 def _groups(workload: Workload) -> tuple[tuple[int, int], ...]:
-    """Return how to split the output channels of a grouped convolution, for `compose`; () for
-    others.
+    """Return (dimension, group size) for the output channels of a grouped convolution.
 
-    A tile then never contains channels of two groups.
+    The compiler splits the channels into two axes, so that a tile never contains channels of two
+    groups. The result has one such pair; it is () for other workloads.
     """
     for node in workload.graph.nodes:
         group = node.attr("group", 1)
@@ -425,10 +438,11 @@ def _window(problem: Problem) -> tuple[Axis, ...]:
 def _tile_axis_last(
     problem: Problem, window: tuple[Axis, ...], tile: Axis | None
 ) -> tuple[Axis, ...]:
-    """Return the window axes in loop order; those that share an index with the tile axis are last.
+    """Return the window axes in loop order, outermost first.
 
-    Only the last axis may be unrolled. The expression already has this order, except for outputs
-    one pixel wide.
+    Axes that occur in one index together with the tile axis are last, because only the last axis
+    may be unrolled. For example, in the index `w + kw`, `w` may be the tile axis and `kw` a window
+    axis. The order changes only for outputs that are one pixel wide.
     """
     indices = [index.axes() for load in loads(problem.reduction.body) for index in load.index]
     beside = tuple(a for a in window if any(a in axes and tile in axes for axes in indices))

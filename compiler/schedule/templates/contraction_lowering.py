@@ -49,9 +49,10 @@ cycle, and each takes four cycles."""
 
 @dataclass(frozen=True, slots=True)
 class _Panels:
-    """The buffers of the streamed operand for a schedule, and the stages that write them.
+    """The buffers with a packed operand, and the kernel functions (stages) that write them.
 
-    `load` reads an element of the operand.
+    `load` reads an element of the operand. There are no stages for weights, which are packed at
+    compile time, or for an operand that is read in place.
     """
 
     load: Load
@@ -63,8 +64,8 @@ def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
     """Return the kernel of a product or a convolution.
 
     Raises:
-        ScheduleError: if the target lacks the instructions that the schedule selects, or the sum
-            does not divide evenly into the number of parts that the schedule requests. Also if the
+        ScheduleError: in three cases. The target lacks the instructions that the schedule selects.
+            The sum does not divide evenly into the number of parts that the schedule requests. The
             schedule both divides the sum and packs an operand at run time: each needs a shared
             buffer, and a kernel has only one.
     """
@@ -133,9 +134,11 @@ def _lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
 def _part_stage(
     name: str, found: Contraction, part: EdgePart, schedule: Schedule, target: Target
 ) -> Stage:
-    """Return the stage that computes a part of the outputs along the tile axis.
+    """Return the stage (a function of the kernel) that computes a part of the outputs.
 
-    A clipped part is computed one output at a time, all others in register tiles.
+    The outputs are divided along the axis of the register tile's rows, because some windows reach
+    into padding. In a part with `clipped`, the loops over the window are shortened at the padding.
+    Such a part is computed one output at a time, all others in register tiles.
     """
     own = replace(
         found,
@@ -158,9 +161,10 @@ def _stage(
     tile: int,
     static_taps: bool,
 ) -> Stage:
-    """Return the stage with the loops over register tiles, for factors that are already packed.
+    """Return the stage (a function of the kernel) with the loops over register tiles.
 
-    `static_taps` unrolls the last axis of the window.
+    The factors are already packed. A register tile has `tile` rows. If `static_taps` is true, the
+    last axis of the convolution window is unrolled.
     """
     problem = found.problem
     lanes = target.lanes(DType.FLOAT32)
@@ -208,11 +212,13 @@ def _joined(found: Contraction, target: Target, vectors: int) -> int:
 def weight_prefetch(
     found: Contraction, schedule: Schedule, target: Target, loops: Sequence[LoopSpec]
 ) -> tuple[int, tuple[Tile, ...]]:
-    """Return how a schedule prefetches weights: a distance in bytes, and loops that share the work.
+    """Return how far ahead a schedule prefetches weights, and the loops that share the work.
 
-    With a fixed distance, there are no such loops. If the schedule prefetches the next panel, the
-    result has the distance to that panel and `loops`: each of their tiles reads the same panel, and
-    prefetches a part of the next one. The distance is 0 if the streamed operand is not a weight.
+    The knob `prefetch` is either a distance in bytes or NEXT_PANEL. For a distance in bytes, the
+    tuple of loops is empty. For NEXT_PANEL, the result is the distance in bytes to the next panel
+    (packed block of columns), and `loops`. All register tiles of these loops read the same panel,
+    and each prefetches a part of the next one. The result is (0, ()) if the factor `streamed` is
+    not a weight.
 
     Raises:
         ScheduleError: if the distance to the next panel depends on dynamic sizes.
@@ -256,14 +262,18 @@ def _is_packed(found: Contraction, schedule: Schedule) -> bool:
 def reduction_tiles(
     found: Contraction, unroll: int, static_taps: bool
 ) -> tuple[list[Tile], list[Tile]]:
-    """Return the loops over the reduction, and the steps that each iteration of the innermost one
-    unrolls.
+    """Return the loops over the reduction, and the steps that the innermost loop unrolls.
 
     The loops are ordered from the outermost to the innermost. If channels are stored in blocks, the
-    order is: block, window, channel in the block. The dot-product groups of a convolution without
-    blocks count as blocks. In all other cases, the order is: channel, window. `unroll` counts
-    dot-product groups (single channels without such groups). `static_taps` unrolls the last axis of
-    the window.
+    order is: block, window, channel in the block. A convolution whose channels are not stored in
+    blocks uses this order too, if it has dot-product groups; each group is then a block. In all
+    other cases, the order is: channel, window.
+
+    Args:
+        found: the contraction.
+        unroll: number of unrolled dot-product groups (adjacent channels that one instruction
+            multiplies), or of channels without such groups.
+        static_taps: whether the last axis of the window is unrolled.
     """
     reduce: list[Tile] = []
     block, group = found.channel_block, found.group

@@ -20,9 +20,17 @@ multiply-add takes four."""
 def matrix_score(
     found: Contraction, target: Target, tile: int, vectors: int, extent: int, whole: int
 ) -> float:
-    """Return the score of a tile in tile registers (AMX), comparable with `tile_score`.
+    """Return the score of a register tile in tile registers (AMX), comparable with `tile_score`.
 
-    A score of 1 is the peak rate of vector instructions. The arguments are those of `tile_score`.
+    A score of 1 is the peak rate of vector instructions.
+
+    Args:
+        found: the contraction.
+        target: the processor.
+        tile: rows of the register tile.
+        vectors: vectors per row.
+        extent: number of rows of the whole product.
+        whole: number of vectors per row of the whole product.
     """
     registers, depth, core = target.tiles, found.matrix_depth(target), target.core
     assert registers is not None and depth is not None

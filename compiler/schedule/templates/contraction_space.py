@@ -141,7 +141,7 @@ def knobs_of(found: Contraction, mode: Mode) -> tuple[Knob, ...]:
 
 
 def _groups(found: Contraction) -> int:
-    """Return the number of dot-product groups in a block of channels: the limit of `unroll`.
+    """Return the largest value of the knob `unroll`: the number of dot-product groups in a block.
 
     Without blocks, all channels count; without dot-product groups, each channel counts.
     """
@@ -149,11 +149,11 @@ def _groups(found: Contraction) -> int:
 
 
 def _taps(found: Contraction) -> tuple[str, ...]:
-    """Return the allowed forms, "loop" and "unroll", of the last window axis.
+    """Return the allowed values of the knob `taps`: "loop" and "unroll", for the last window axis.
 
-    The window may reach into padding that is not stored. Taps in the padding must be skipped. Along
-    the tile axis, they are skipped separately for each row of the register tile, which requires
-    unrolling. Along any other axis, the range of a loop can be clipped.
+    The window may reach outside the input, and such positions must be skipped. Along the axis of
+    the register tile's rows, they are skipped separately for each row, which requires unrolling.
+    Along any other axis, a shorter range of the loop skips them.
     """
     last, outputs = found.window[-1], set(found.problem.axes)
     padded = [
@@ -169,7 +169,10 @@ def _taps(found: Contraction) -> tuple[str, ...]:
 
 
 def lowers(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether an assignment lowers: its loops fit together, and the code is small enough."""
+    """Whether a choice of knob values can be lowered to a kernel on any machine.
+
+    The loops must fit together, and the code must be small enough to compile.
+    """
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     split = int(choice.get("split", 1))
     if split > 1 and choice.get("pack"):
@@ -186,11 +189,11 @@ def lowers(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool
 
 
 def fits(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether an assignment suits the target.
+    """Whether a choice of knob values suits the target.
 
-    Registers must hold the tile, one row of the panel and one broadcast factor. The tile must have
-    enough sums to hide the latency of multiply-adds. Partial panels may add at most 30 % to the
-    vectors.
+    Registers must hold the register tile's sums, one row of weights and one broadcast factor. The
+    tile must have enough sums to hide the latency of multiply-adds. The columns are divided into
+    panels; the unused part of the last panel may add at most 30 % to the vectors.
     """
     tile, vectors, target = int(choice["tile"]), int(choice["vectors"]), mode.target
     if choice.get("products") == TILES:
@@ -216,11 +219,11 @@ def fits(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _fits_tiles(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bool:
-    """Whether an assignment suits the tile registers of the target (AMX).
+    """Whether a choice of knob values suits the tile registers of the target (AMX).
 
     They must hold the sums and both factors, and must be full except at the end of the rows. The
-    knobs that tile registers do not use must have the values without effect: no unrolling, no
-    division of the sum, and no prefetching.
+    knobs that tile registers do not use must be off: no unrolling, no division of the sum, and no
+    prefetching.
     """
     registers, tile, vectors = target.tiles, int(choice["tile"]), int(choice["vectors"])
     if registers is None or found.tile is None:
@@ -241,7 +244,11 @@ def _matrices(target: Target, tile: int, vectors: int) -> int:
 
 
 def _chosen(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> Contraction:
-    """Return the contraction with the multiplication that a schedule selects (knob `products`)."""
+    """Return the contraction, computed with the instruction that the knob `products` selects.
+
+    For a matrix instruction, this is `with_matrix_instructions`. For any other value of the knob,
+    or if the target has no such instruction, it is `found`.
+    """
     wide = found.with_matrix_instructions(target) if choice.get("products") == MATRICES else None
     return wide or found
 
@@ -256,9 +263,10 @@ def default_schedule(
 ) -> Schedule:
     """Return the schedule of an untuned contraction for the algorithm `algorithm`.
 
-    It has the best score of all valid combinations of tile, vectors, order, split and products. The
-    score falls with work in partial tiles, with idle threads, and with loads per multiplication. If
-    `panels_alone` is true, the score assumes that the threads divide only the outermost loop.
+    It has the best score of all valid combinations of the knobs `tile`, `vectors`, `order`, `split`
+    and `products`. The score falls with work in partial tiles, with idle threads, and with loads
+    per multiplication. By default, threads may divide several loops. If `panels_alone` is true, the
+    score assumes that they divide only the loop over panels (packed blocks of columns).
     """
     values, target = {knob.name: knob.values for knob in knobs}, mode.target
     lanes = target.lanes(DType.FLOAT32)
@@ -331,11 +339,18 @@ def rows_schedule(
 ) -> Schedule | None:
     """Return a schedule of `algorithm` for any number of rows of a product with weights.
 
-    The result is None for other contractions. If `order` is None, the threads divide the rows if
-    the workload's typical number of rows keeps all threads busy, otherwise the panels. Any other
-    `order` is the value of the knob `order`. The tile and the panels are chosen for an unlimited
-    number of rows. A schedule for a fixed number of rows is up to a tenth faster:
-    less of its last tile is wasted, and its panels fit a nearer cache.
+    The tile sizes are chosen for an unlimited number of rows. A schedule for a fixed number of rows
+    is up to a tenth faster: less of its last tile is wasted, and its weights fit a nearer cache.
+
+    Args:
+        found: the contraction.
+        mode: the target and its options.
+        algorithm: the algorithm of the schedule.
+        order: the value of the knob `order`. If it is None, threads divide the rows if the typical
+            number of rows keeps all threads busy; otherwise they divide the columns.
+
+    Returns:
+        The schedule; None if the contraction is not a product of rows with weights.
     """
     if found.window or found.outer or found.batch or not is_weight(found.panel):
         return None
@@ -389,13 +404,14 @@ def _order_of_rows(rows: Axis, tile: int, threads: int) -> str:
 
 
 def _order_of_images(found: Contraction, core: CoreModel) -> str | None:
-    """Return the knob `order` of a product whose lanes are the pixels of an image's row.
+    """Return the knob `order` of a product whose vectors run along the pixels of an image row.
 
-    Each row of the image has its own panels. With `lanes-inner`, all panels of a row are read again
-    for each tile of output channels, and each output row is written at once. This is the result if
-    the panels of a row fit a fast cache. Otherwise, the result is `lanes-middle`, with which each
-    panel is read only once. Each output row is then written in parts of a panel, which are not
-    whole cache lines, with much time between adjacent parts. The result is None for other products.
+    The pixels of each image row are divided into panels (blocks of columns). The result is
+    `lanes-inner` if the panels of a row fit a fast cache. This order reads all panels again for
+    each tile of output channels, and writes each output row at once. Otherwise, the result is
+    `lanes-middle`. This order reads each panel only once. It writes an output row in parts, between
+    which much time passes, and which are not whole cache lines. The result is None for other
+    products.
     """
     moved = axes_of(found.streamed)
     inside = {*found.outer} and {*found.outer} <= moved
@@ -428,10 +444,10 @@ def default_prefetch(
 ) -> Choice:
     """Return the default value of the knob `prefetch` of a contraction.
 
-    The value is the next panel if a few register tiles, but more than one, read each panel, and the
-    second-level cache holds two panels. Without this prefetching, the first tile of each panel
-    would wait for memory. In all other cases, the value is a distance in bytes. It is 0 for few
-    rows, because memory bandwidth then limits the speed.
+    The value is NEXT_PANEL under two conditions. A few register tiles, but more than one, read each
+    panel (packed block of weights), and the second-level cache holds two panels. Without this
+    prefetching, the first tile of each panel would wait for memory. In all other cases, the value
+    is a distance in bytes. It is 0 for few rows, because memory bandwidth then limits the speed.
 
     Args:
         found: the contraction.
@@ -464,13 +480,20 @@ def _default_unroll(
     vectors: int,
     spare: int,
 ) -> Choice:
-    """Return the default value of the knob `unroll`, the number of reduction steps in the loop
-    body.
+    """Return the default value of the knob `unroll`: the number of reduction steps per iteration.
 
     A tile of few vectors is unrolled until it has enough accumulators. If channels are stored in
-    small blocks, a whole block is unrolled, which leaves no loop of a few steps. If the tile leaves
-    fewer than two registers free (`spare`), the value is 1: LLVM loads the operands of later steps
-    early, and would spill registers.
+    small blocks, a whole block is unrolled, which leaves no loop of a few steps. With fewer than
+    two free registers, the value is 1: LLVM loads the operands of later steps early, and would
+    spill registers.
+
+    Args:
+        found: the contraction.
+        target: the target.
+        unrolls: the allowed values, ascending.
+        tile: rows of the register tile.
+        vectors: vectors per row.
+        spare: number of registers that the tile leaves free.
     """
     size, sums = (tile, vectors), tile * vectors
     if target.family.scalar_factors and found.group == 1:

@@ -37,8 +37,8 @@ sum."""
 def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...]:
     """Return the numbers of parts into which the sum may be divided, in ascending order.
 
-    The first is 1. The others divide the channels evenly, and are offered only if the threads do
-    not have enough register tiles.
+    The first number is 1: no division. The result has further numbers only if the output has too
+    few vectors to keep all threads busy. Each of them divides the channels evenly.
     """
     rows = found.tile.extent if found.tile else 1
     vectors = rows * -(-found.lanes.extent // lanes)

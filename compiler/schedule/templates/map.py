@@ -119,7 +119,7 @@ def transposed_axis(problem: Problem, lanes: int) -> Axis | None:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """The tiles of a map: the sizes of the loops' steps, and how one tile is computed.
+    """The tiles of an elementwise computation: their sizes, and how one tile is computed.
 
     Attributes:
         steps: the tile size along each axis.

@@ -67,10 +67,11 @@ _WRITTEN_OUT = 32
 
 @dataclass(frozen=True)
 class Separable:
-    """A window reduction in two passes: first along `across` into a line, then along `taps`.
+    """A reduction of a window in two passes, such as max pooling.
 
-    Output w reduces the elements `step * w + first + dilation * k` of the padded line, over the
-    taps k.
+    The first pass reduces the window along all axes but one, and stores its results in scratch
+    memory, the line. The second pass reduces along the last axis. Output w combines the elements
+    `step * w + first + dilation * k` of the padded line, for all k.
 
     Attributes:
         problem: the workload as one expression.
@@ -79,10 +80,10 @@ class Separable:
         taps: the axis of the window that the second pass reduces.
         across: the other axes of the window, which the first pass reduces.
         body: the reduced expression, as a function of `column`.
-        column: the axis of the line.
+        column: the axis that numbers the elements of the line.
         step: distance between the windows of adjacent outputs.
-        dilation: distance between adjacent taps.
-        first: position of the first tap of output 0 in the padded line.
+        dilation: distance between adjacent window elements.
+        first: position in the padded line of the first element of output 0's window.
         before: elements of padding before the line.
         after: elements of padding after the line.
     """
@@ -152,12 +153,11 @@ def _along(problem: Problem, lanes: Axis, along: Axis) -> Separable | None:
 
 
 def _line(load: Load, along: Axis, taps: Sequence[Axis]) -> tuple[Affine, int] | None:
-    """Return the index at which a load reads along the axis of the second pass, and the extent
-    there.
+    """Return the index of a load that contains the axis `along`, and the extent of its dimension.
 
-    The second pass runs along the output axis `along`, and `taps` are the window axes. The result
-    is None unless exactly one index of the load contains `along`, and this index consists of
-    `along` and one window axis, such as `2 w + kw - 1`.
+    The pooling window is reduced in two passes, the second one along the output axis `along`.
+    `taps` are the window axes. The index must consist of `along` and one window axis, such as `2 w
+    + kw - 1`. The result is None for any other index, or if several indices contain `along`.
     """
     dims = [dim for dim, index in enumerate(load.index) if along in index.axes()]
     if len(dims) != 1:
@@ -174,9 +174,10 @@ def _line(load: Load, along: Axis, taps: Sequence[Axis]) -> tuple[Affine, int] |
 
 
 def _at_column(node: Expr, index: Affine, column: Axis) -> Expr | None:
-    """Replace `index`, by which a load reads along the axis of the second pass, by `column`.
+    """Return a load with `column` in place of each index that equals `index`.
 
-    The result is None for a node that is not a load.
+    `index` is the position that depends on the window, such as `2 w + kw - 1`. The result is None
+    for a node that is not a load.
     """
     if not isinstance(node, Load):
         return None
@@ -184,10 +185,10 @@ def _at_column(node: Expr, index: Affine, column: Axis) -> Expr | None:
 
 
 def _has_lanes(found: Separable) -> bool:
-    """Whether both passes can read whole vectors and never leave their tensors along the lanes.
+    """Whether both passes of the reduction can read whole vectors that lie inside their tensors.
 
-    A load may leave its tensor only along the axes that the first pass reduces, whose loops skip
-    padding.
+    An index may lie outside its tensor only along the axes that the first pass reduces. The loops
+    over these axes skip padding.
     """
     first = found.column if found.lanes == found.along else found.lanes
     for load in loads(found.body):
@@ -233,9 +234,10 @@ def _lower(found: Separable, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def _scratch(found: Separable, lanes: int) -> Tensor:
-    """Return the scratch tensor of the line, padding elements included.
+    """Return the scratch tensor for the results of the first pass, with its padding elements.
 
-    If the lanes are channels, each element of the line is one vector of channels.
+    These results form a line with one element per input position along the axis of the second pass.
+    If vectors run along the channels, each element of the line is one vector of channels.
     """
     dtype = found.problem.reduction.dtype
     length = found.before + found.column.extent + found.after
@@ -254,7 +256,8 @@ def _element(found: Separable, line: Tensor, position: Affine) -> Load:
 def _tile(found: Separable, axis: Axis, vectors: int, lanes: int) -> tuple[LoopSpec, list[Tile]]:
     """Return the loop over `axis` in steps of `vectors` vectors, and the unrolled axes of one step.
 
-    The first pass has such a loop over the elements of the line, the second pass over the outputs.
+    In the first pass of the reduction, `axis` numbers the intermediate results; in the second pass,
+    the outputs.
     """
     if found.lanes == found.along:
         return LoopSpec(axis, vectors * lanes), [Tile(axis, lanes)]
@@ -262,9 +265,10 @@ def _tile(found: Separable, axis: Axis, vectors: int, lanes: int) -> tuple[LoopS
 
 
 def _around(found: Separable, line: Tensor, lanes: int) -> tuple[Node, ...]:
-    """Return loops that write the padding elements before and after the line.
+    """Return loops that write the padding before and after the results of the first pass.
 
-    Their value is the neutral element of the reduction.
+    The padding has the neutral element of the reduction as its value, such as -inf for a maximum.
+    `line` is the scratch tensor of the results.
     """
     reduction = found.problem.reduction
     assert isinstance(reduction.combiner, Combiner)
@@ -286,8 +290,9 @@ def _around(found: Separable, line: Tensor, lanes: int) -> tuple[Node, ...]:
 
 
 def _first_pass(found: Separable, line: Tensor, vectors: int, lanes: int) -> tuple[Node, ...]:
-    """Return the first pass, which reduces the window along the axes `across` and writes the
-    line.
+    """Return the loops of the first pass, which reduces the window along the axes `across`.
+
+    They write the results into the scratch tensor `line`, in steps of `vectors` vectors.
     """
     reduction = found.problem.reduction
     loop, points = _tile(found, found.column, vectors, lanes)
@@ -305,8 +310,10 @@ def _first_pass(found: Separable, line: Tensor, vectors: int, lanes: int) -> tup
 
 
 def _second_pass(found: Separable, line: Tensor, vectors: int, lanes: int) -> tuple[Node, ...]:
-    """Return the second pass, which reads the line, reduces along the axis `taps` and writes the
-    outputs.
+    """Return the loops of the second pass, which reduces along the window axis `taps`.
+
+    They read the results of the first pass from the scratch tensor `line`, and write the outputs in
+    steps of `vectors` vectors.
     """
     problem = found.problem
     loop, points = _tile(found, found.along, vectors, lanes)

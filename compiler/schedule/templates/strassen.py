@@ -153,19 +153,20 @@ def _sums_are_near(found: Strassen, target: Target) -> bool:
 
 
 def _most_rows(found: Strassen, target: Target) -> int:
-    """Return the maximum extent of `Strassen.rows` in a block, so that the combinations of A fit
-    the cache.
+    """Return the maximum block size along the axis `Strassen.rows`.
 
-    The block contains all values of `Strassen.others`, the other axes of rows.
+    The combinations of A's quadrants for the rows of a block must fit a part of the second-level
+    cache. If the rows of A have several axes, a block contains all indices of the other ones.
     """
     each = len(SUMS) * found.depth.extent * DType.FLOAT32.bytes * _other_rows(found)
     return int(target.core.cache_bytes[1] * _BLOCK_SHARE) // each
 
 
 def _other_rows(found: Strassen) -> int:
-    """Return the number of rows per index of `Strassen.rows`.
+    """Return the number of rows of A per index of the axis `Strassen.rows`.
 
-    It is the product of the extents of `Strassen.others`, the other axes of rows.
+    The rows of A may have several axes, such as the rows and columns of an image. The result is the
+    product of the extents of the other axes.
     """
     return prod(axis.extent for axis in found.others)
 
@@ -242,12 +243,11 @@ def _lower(found: Strassen, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def _parts_of_rows(found: Strassen, panels: LoopSpec, tile: int, threads: int) -> list[LoopSpec]:
-    """Return a loop that divides the rows among the threads; empty if the panels divide evenly
-    among them.
+    """Return a loop that divides the rows among the threads, or an empty list.
 
-    The result is also empty if the number of rows is dynamic, or if it may be odd. If the number is
-    odd, one row remains after the division into quadrants, and every thread would add the products
-    of this row again.
+    The list is empty if the threads can divide the panels (blocks of columns) evenly instead. It is
+    also empty if the number of rows is dynamic or may be odd. If the number is odd, one row remains
+    after the division into quadrants, and every thread would add the products of this row again.
     """
     if parallel_balance([panels], threads) == 1 or found.may_have_last:
         return []
@@ -434,9 +434,15 @@ def _left(
 ) -> Load:
     """Return the load of a combination of A's quadrants with the coefficients `signs`.
 
-    If only one coefficient is not 0, the load reads this quadrant (from `quadrants`) in place.
-    Otherwise, it reads the tensor of computed combinations, at `row` or by default at the loop over
-    rows. `block` is the number of rows in this tensor; None for all rows.
+    If only one coefficient is not 0, the load reads this quadrant in place. Otherwise, it reads a
+    tensor of combinations that were computed before.
+
+    Args:
+        found: the product.
+        signs: the coefficient of each quadrant.
+        quadrants: the loads of the quadrants.
+        block: number of rows in the tensor of combinations; None for all rows.
+        row: index of the row in this tensor; None for the index of the loop over rows.
     """
     if signs in SUMS:
         return _sum(found, signs, block, row)

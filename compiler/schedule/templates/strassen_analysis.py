@@ -157,13 +157,13 @@ class Strassen:
     def element(self, load: Load, row: Affine, column: int = 0, depth: int = 0) -> Load:
         """Return the load of an element of A (`left`) or B (`right`).
 
-        The matrices are divided into blocks. The loops run over the elements of one block, whose
-        numbers along two axes are given; A does not depend on `column`, and B not on `row`.
+        The matrices are divided into blocks. The loops run over the elements of one block, and the
+        arguments select the block.
 
         Args:
             load: `left` or `right`.
-            row: the row in the whole product.
-            column: the number of the block along the columns of the product.
+            row: the row in the whole product; no effect for B.
+            column: the number of the block along the columns of the product; no effect for A.
             depth: the number of the block along the summed axis.
         """
         return load_at(load, self._positions(row, column, depth))
@@ -244,10 +244,11 @@ def combinations(
 def size_factor(core: CoreModel) -> float:
     """Return the factor by which a core's minimum sizes for Strassen's algorithm are multiplied.
 
-    The factor is 1 for the core on which the minimum sizes were measured, and never larger. It is
-    proportional to the multiply-adds that a core performs in the time in which a weight arrives
-    from the cache: with fewer of them, omitting a product saves more. It is also proportional to
-    the number of rows from which the algorithm is faster (`CoreModel.strassen_rows`).
+    The minimum sizes were measured on one core, whose factor is 1. No factor is larger. The factor
+    is proportional to two numbers:
+    - the multiply-adds that a core performs while one weight arrives from the third-level cache. If
+      they are few, arithmetic is slow, and a product that is omitted saves more time.
+    - the number of rows from which the algorithm is faster (`CoreModel.strassen_rows`).
     """
     rows = core.strassen_rows / _MEASURED_ROWS
     return min(1.0, rows * core.cached_weight_macs / _MEASURED_MACS)

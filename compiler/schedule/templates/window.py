@@ -184,10 +184,10 @@ def _is_depthwise(product: tuple[Expr, Expr], lanes: Axis, outputs: Sequence[Axi
 
 
 def _has_lanes(load: Load, lanes: Axis) -> bool:
-    """Whether an operand can be read as vectors along the lanes.
+    """Whether an operand can be read as vectors along the axis `lanes`.
 
-    This holds for contiguous inputs, for inputs with a short step that are permuted, and for
-    weights, which are packed.
+    This holds for weights, which are packed. It also holds for inputs that are contiguous along the
+    axis, or have a short stride: their vectors are loaded and permuted.
     """
     if lanes not in axes_of(load):
         return load.tensor.role is Role.WEIGHT  # one number for all lanes
@@ -280,9 +280,10 @@ def _knobs(found: WindowReduction, mode: Mode) -> tuple[Knob, ...]:
 
 
 def _lowers(found: WindowReduction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether an assignment can be lowered.
+    """Whether a choice of knob values can be lowered to a kernel.
 
-    The loops over taps must be clippable, and the unrolled code small enough to compile.
+    If the window is a loop, its range must be the same for all outputs of a tile. The unrolled code
+    must be small enough to compile.
     """
     tile, rows = int(choice["tile"]), int(choice["rows"])
     if choice["taps"] == "row" and (rows > 1 or (tile > 1 and _clips_tile(found))):

@@ -122,7 +122,7 @@ def _spare_registers(target: Target, tile: int, vectors: int) -> int:
 
 
 def _lowers(found: Winograd, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Whether an assignment can be lowered.
+    """Whether a choice of knob values can be lowered to a kernel.
 
     The image must have enough tiles for a block, and a block enough for a register tile. The code
     must be small enough to compile.
@@ -153,8 +153,10 @@ def _fits(found: Winograd, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _default(found: Winograd, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
-    """Return the default schedule: the fastest estimate among valid assignments with small
-    rounding errors."""
+    """Return the default schedule: the valid choice of knob values with the least estimated time.
+
+    Only tile sizes with acceptable rounding errors are considered.
+    """
     target, threads = mode.target, mode.threads
     values = {knob.name: knob.values for knob in knobs}
     pairs: list[tuple[int, int, int]] = []

@@ -53,9 +53,10 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Winograd:
-    """A convolution with contiguous channels, whose input has its padding as a halo.
+    """A convolution to which Winograd's algorithm applies.
 
-    Instances are compared by identity; `analyse` memoises them.
+    The channels of its input are contiguous, and the padding is stored around the input as a halo,
+    a border of zeros. Instances are compared by identity; `analyse` memoises them.
 
     Attributes:
         problem: the workload as one expression.

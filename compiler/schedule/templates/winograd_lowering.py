@@ -135,10 +135,13 @@ class _Product:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Panels:
-    """The transformed weights in panels of `width` filters.
+    """The transformed weights, packed in panels of `width` filters.
 
-    `bodies` are the expressions that the matrix products of `_Blocks.parts` sum, in the same order.
-    They read these weights.
+    Attributes:
+        width: number of filters in a panel.
+        weights: the tensor of the packed weights.
+        bodies: for each matrix product of `_Blocks.parts`, the product that it sums: an input
+            element times a weight.
     """
 
     width: int
@@ -422,10 +425,18 @@ def _transform(
 ) -> tuple[NestNode, ...]:
     """Return unrolled loops that transform a tile along its one or more transformed dimensions.
 
-    They compute `write[k, l] = sum over i, j of first[k, i] * second[l, j] * read[i, j]`, one
-    dimension after the other. `factors` has the matrix of each dimension as two factors, which are
-    applied one after the other. `value` returns the value to store, by default the sum. `prefetch`
-    is the distance in bytes at which the tile's elements are prefetched; 0 for none.
+    In two dimensions, they compute `write[k, l] = sum over i, j of first[k, i] * second[l, j] *
+    read[i, j]`. The dimensions are transformed one after the other.
+
+    Args:
+        prefix: start of the names of axes and tensors.
+        factors: for each dimension, two matrices whose product is the transform. The second one is
+            applied first.
+        read: returns an element of the tile, given its axes.
+        write: returns the destination of an element of the result, given its axes.
+        lanes: the vector axis.
+        value: returns the value to store, given the axes of the result; None stores the sum.
+        prefetch: distance in bytes at which the tile's elements are prefetched; 0 for none.
     """
     ins = [Axis(f"{prefix}i{n}", len(inner[0])) for n, (_, inner) in enumerate(factors)]
     outs = [Axis(f"{prefix}o{n}", len(outer)) for n, (outer, _) in enumerate(factors)]
@@ -462,9 +473,18 @@ def _transform(
 def _stage(
     target: Load, body: Expr, outer: Axis, inner: Axis, lanes: Axis, value: Expr, prefetch: int = 0
 ) -> Compute:
-    """Return the compute `target[outer] = sum over inner of matrix[outer, inner] * operand[inner]`.
+    """Return the statement `target[outer] = sum[inner] of matrix[outer, inner] * operand[inner]`.
 
-    It is completely unrolled. `body` is the product, and `value` the value to store.
+    The loops over `outer` and `inner` are completely unrolled.
+
+    Args:
+        target: the destination.
+        body: the product of a matrix element and an operand element.
+        outer: the axis of the results.
+        inner: the axis of the sum.
+        lanes: the vector axis.
+        value: the value to store, normally the sum.
+        prefetch: distance in bytes at which operands are prefetched; 0 for none.
     """
     return Compute(
         (Store(target, value),),
