@@ -64,9 +64,9 @@ class Timings:
                 inside[-1] += seconds
 
     def _inside(self) -> list[float]:
-        """Return the list of this thread's running stages, outermost first.
+        """Return a list with one number for each running stage of this thread, outermost first.
 
-        Each item is the number of seconds that nested stages have taken.
+        The number is the seconds that stages within this stage have taken so far.
         """
         found: list[float] | None = getattr(self._threads, "inside", None)
         if found is None:

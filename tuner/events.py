@@ -1,4 +1,4 @@
-"""Events that a tuning run emits, for progress displays and for recordings.
+"""Events that a tuning run emits, for progress displays, and to record the run for a later replay.
 
 A task's time is the time of one run of its kernel. The model's time is the time of one inference.
 Both are in seconds.
@@ -39,20 +39,24 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskSnapshot:
-    """The state of a task at the time of an event.
+    """The state of a task (a workload to tune for a target) at the time of an event.
 
     Attributes:
+        name: the name of the task for users.
+        key: workload, target, threads and numerics of the task.
         count: number of occurrences of the task in the model.
         trials: number of measured candidates; `failures` of them failed.
-        default_seconds, best_seconds: time of the default schedule and of the fastest schedule so
-            far; None until measured.
-        from_store: whether the task had a record when the run started, so that it needed no trial.
+        default_seconds: time of the default schedule; None until measured.
+        best_seconds: time of the fastest schedule so far; None until measured.
+        from_store: whether the task's best schedule was stored by an earlier run, so that it needed
+            no trial.
         origins: number of candidates from each origin, such as a search strategy. Candidates whose
             code had been measured before are included.
         best_origin: the origin of the fastest candidate.
-        relative: workload key of a task of the same family that is searched instead of this one, or
-            whose record this task uses. Until the task's own finalists are compared, its seconds
-            are those of the relative. Empty if the task itself is searched.
+        relative: workload key of another task, whose workload differs only in numbers such as
+            scales. If it is not empty, the other task is searched instead of this one, or its
+            stored schedule is tried. Until the task's own candidates are compared, its seconds are
+            those of the other task.
     """
 
     name: str
@@ -72,15 +76,21 @@ class TaskSnapshot:
 class TaskInputs:
     """The data about a task with which a run starts, recorded so that the run can be replayed.
 
+    A task is a workload to tune for a target. A replay repeats the run with its stored
+    measurements.
+
     Attributes:
+        key: workload, target, threads and numerics of the task.
+        name: the name of the task for users.
         count: number of occurrences of the task in the model.
         known_trials: number of the task's trials in the store when the run started. A replay uses
             this many of the oldest trials.
-        incumbent: the task's record at the start, which new candidates have to beat; None without
-            one.
+        incumbent: the best stored trial at the start, which new candidates have to beat; None
+            without one.
         bound_seconds: lower bound of the time on this machine; 0: unknown.
         points: the sizes at which candidates are measured.
-        relative: a record of another task of its family; None without one.
+        relative: the best stored trial of another task, whose workload differs only in numbers such
+            as scales; None without one.
         scale: factor by which the task's time is multiplied in the model's time. It differs from 1
             if the task covers only a part of a dimension's range (`Task.scale`).
     """
@@ -101,10 +111,12 @@ class Started:
     """Event: a run has started. It contains all inputs that a replay of the run needs.
 
     Attributes:
+        tasks: the state of each task.
         trials_total: the planned number of trials of all tasks.
+        options: the settings of the run.
         inputs: the stored data about each task.
-        adopted: requests that an earlier process of the same job sent and whose results this
-            process awaits, in the order of their batch numbers.
+        adopted: measurement requests that an earlier, interrupted process of the same job sent.
+            This process awaits their results. The order is that of their batch numbers.
     """
 
     tasks: tuple[TaskSnapshot, ...]
@@ -122,8 +134,8 @@ class Progress:
         task: the task of the batch.
         model_seconds: the sum over all tasks of the best time times the task's occurrences in the
             model; None until every task has a time.
-        seconds_left: estimated time until the end of the run, including the comparison of the
-            finalists.
+        seconds_left: estimated time until the end of the run, including the final comparison of
+            each task's fastest candidates.
         forecast: the expected gain of more trials; None until every task has a time.
         task_gain: expected gain if all trials of the next minute go to this task, as a fraction of
             the model's time; None if unknown.
@@ -142,7 +154,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Event: the finalists of a task were compared, and one of them became the task's record."""
+    """Event: the fastest candidates of a task were compared, and the result was stored.
+
+    Attributes:
+        task: the task.
+        record: the best candidate and its measurement.
+    """
 
     task: TaskSnapshot
     record: TuningRecord
@@ -150,9 +167,13 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """The extent of a run's screening, the phase before finalists are compared.
+    """The extent of a run's screening, which measures many candidates with few samples each.
 
-    `candidates` is the number of candidates measured in this phase, and `seconds` its duration.
+    After screening, the fastest candidates of each task are compared more precisely.
+
+    Attributes:
+        candidates: number of candidates measured in this phase.
+        seconds: duration of this phase.
     """
 
     candidates: int
@@ -164,14 +185,17 @@ class Finished:
     """Event: the run has ended. It is also the return value of `tune`.
 
     Attributes:
-        records: the record of each of `tasks`; None for a task without one.
+        tasks: the final state of each task.
+        records: for each of `tasks`, the best stored trial; None without one.
         reason: why the run was cancelled, or the error of the lost device, as a message to the
             user; otherwise empty.
         ended: why the run made no further trials.
-        forecast: the expected gain of more trials when the screening ended.
+        forecast: the expected gain of more trials at the end of the screening, the phase before the
+            fastest candidates are compared.
         forecast_error: the accuracy of the run's forecasts.
         journal: the order in which batches were sent and their results processed
-            (`tuner.pipeline`), for a replay.
+            (`tuner.pipeline`), with which the run can be replayed.
+        screened: the extent of the screening.
     """
 
     tasks: tuple[TaskSnapshot, ...]

@@ -1,6 +1,6 @@
 """Measurement of given schedules, once each, without a search.
 
-With it, the service confirms records, by measuring them a second time.
+The service uses this module to measure the best known schedule of a workload a second time.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Schedules of one task to measure in one request.
+    """Schedules of one task (a workload to tune) that are measured in one request.
 
     Attributes:
-        phase: the phase of the trials. In every phase but screening, the first schedule is the
-            incumbent, and each other schedule is timed alternately with it.
+        task: the task.
+        schedules: the schedules.
+        phase: the purpose of the measurement. In the phase SCREEN, each schedule is timed
+            independently. In every other phase, the first schedule is the best known one, and each
+            other schedule is timed alternately with it.
         origin: the source of the schedules, such as "default", which is stored in the trials.
         serial: a number or text that enters the trials' ids, so that repeated measurements of a
             schedule have different ids (`measurement.trial_id`).
@@ -66,9 +69,11 @@ class FixedTrials:
 
     Attributes:
         builder: compiles the candidates.
-        runner: measures them.
+        runner: measures the compiled candidates.
+        store: stores the trials.
+        options: the settings of the job.
         references: computes the inputs and the correct outputs of each task.
-        link: links the objects of a request into a library.
+        link: links the object files of a request into a shared library.
     """
 
     builder: Builder

@@ -87,25 +87,31 @@ class RunLimits:
         return self._options.seconds - (self._clock() - self._started)
 
     def finals_seconds(self, tasks: int) -> float:
-        """Return the time in seconds that is reserved to compare the finalists of `tasks` tasks."""
+        """Return how many seconds are reserved for the final comparisons of `tasks` tasks.
+
+        A final comparison measures the fastest candidates of a task again, with more samples.
+        """
         most = FINALS_SECONDS_PER_TASK * tasks
         if self._options.seconds is None:
             return most
         return min(FINALS_SHARE * self._options.seconds, most)
 
     def is_late(self, tasks: int) -> bool:
-        """Whether screening must stop, because the remaining time is needed to compare finalists.
+        """Whether the search for candidates must stop, so that time is left for the final comparisons.
 
-        `tasks` is the number of tasks whose finalists are still to be compared.
+        A final comparison measures the fastest candidates of a task again, with more samples.
+        `tasks` is the number of tasks that still need one.
         """
         left = self.seconds_left
         return left is not None and left <= self.finals_seconds(tasks)
 
     def is_over(self, tasks: int) -> bool:
-        """Whether screening batches in flight must be cancelled, because too little time is left.
+        """Whether the search's measurements in progress must be cancelled, because too little time is
+        left.
 
-        `tasks` is the number of tasks whose finalists are still to be compared. True if at most
-        half of the time reserved for these comparisons is left.
+        A final comparison measures the fastest candidates of a task again, with more samples.
+        `tasks` is the number of tasks that still need one. The result is True if at most half of
+        the time reserved for these comparisons is left.
         """
         left = self.seconds_left
         return left is not None and left <= self.finals_seconds(tasks) / 2
@@ -142,8 +148,9 @@ class RunLimits:
             curves: the state of each task's search.
             measured: number of candidates that this process measured.
             trials: number of trials of the whole job, which may have had earlier processes.
-            binding: whether this call may set `ended`. It does so if the model's target time is
-                reached, or if the expected gain per minute is below the option `stop_gain`.
+            binding: whether this call may end the run, by setting the reason `ended`. It does so if
+                the model's target time is reached, or if the expected gain per minute is below the
+                option `stop_gain`.
         """
         self.forecast = forecast(curves, measured / self.elapsed)
         self._log.note(self.elapsed, trials, curves)

@@ -68,19 +68,20 @@ def tune(
 ) -> Finished:
     """Tune tasks within a budget of trials and time, and store the best schedules as records.
 
-    Only one task of each family (`Task.family`) is searched; the others try its fastest schedules.
-    A task for which `relatives` has a record is not searched either. The caller closes `builder`
-    and `runner`.
+    A task is a workload (a fused subgraph) to tune for a target. The workloads of a family differ
+    only in numbers such as scales (`Task.family`). Only one task of each family is searched; the
+    others try its fastest schedules. A task with an entry in `relatives` is not searched either.
+    The caller closes `builder` and `runner`.
 
     Args:
         tasks: the tasks, with distinct record keys.
         builder: compiles candidates.
-        runner: measures them on the target device.
+        runner: measures candidates on the target device.
         store: stores trials and records.
         options: the settings of the run.
         on_event: called with each event of the run.
         token: cancels the run.
-        link: links the objects of a batch into a library.
+        link: links the object files of a batch into a shared library.
         references: computes the expected outputs; by default the run creates its own cache.
         clock: returns the time in seconds.
         bounds: returns a lower bound of each task's seconds on the machine (0: unknown). It is
@@ -89,6 +90,9 @@ def tune(
         beside: records the seconds in which the runner is busy.
         journal: the order of batches of a recorded run, which is to be replayed (`tuner.replay`).
         relatives: for some tasks, by record key, the record of another task of the same family.
+
+    Returns:
+        The last event of the run, which has the record of each task.
 
     Raises:
         TuningError: if the strategy or the cost model is unknown, or two tasks have the same key.
@@ -204,12 +208,15 @@ class _TuningRun:
     # ---- before the first batch
 
     def _load(self) -> tuple[list[int], list[Recorded]]:
-        """Load the records and trials of all tasks from the store.
+        """Load the records (best trials) and the trials of all tasks from the store.
 
-        Return the number of trials of each task, and events to report once the run has started. An
-        earlier process may have been killed after it compared a task's finalists and before it
-        stored the record. In this case, store the record and return its event. If no trial of the
-        comparison qualifies as a record, the comparison is repeated at the end of the run.
+        An earlier process may have been killed after it compared a task's fastest candidates and
+        before it stored the winner as a record. This method then stores the record. If the
+        comparison has no valid winner, it is repeated at the end of the run.
+
+        Returns:
+            The number of trials of each task, and an event for each record stored by this method,
+            to report once the run has started.
         """
         known = []
         recorded = []
@@ -254,10 +261,13 @@ class _TuningRun:
                 self._board.bound(self._bounds())
 
     def _adopt(self) -> tuple[MeasureRequest, ...]:
-        """Take over the requests that an earlier process of this job sent to the runner.
+        """Take over the measurement requests that an earlier process of this job sent to the runner.
 
-        Return the requests whose results this run awaits. Requests for finished tasks are
-        cancelled, and requests that confirm records are ignored.
+        Requests for finished tasks are cancelled. Requests that only measure a stored record a
+        second time are ignored: the process that needs the result sends them again.
+
+        Returns:
+            The requests whose results this run awaits.
         """
         adopted = []
         for request in self._pipeline.resume():
@@ -303,10 +313,12 @@ class _TuningRun:
         return self._token.cancelled or self._is_late()
 
     def _is_late(self) -> bool:
-        """Whether screening must end, because the rest of the time budget is for the finalists.
+        """Whether the search must end, because the rest of the time budget is for the final
+        comparisons.
 
-        If so, set the reason `Ended.TIME`. A replay has no time budget; it ends where its journal
-        (the recorded order of batches) ends.
+        A final comparison measures the fastest candidates of a task again, with more samples. If
+        the result is True, the reason `Ended.TIME` is set. A replay has no time budget; it ends
+        where its journal (the recorded order of batches) ends.
         """
         if self._pipeline.repeats or not self._limits.is_late(self._board.unfinished):
             return False
@@ -377,7 +389,8 @@ class _TuningRun:
     def _take(self, batch: Batch) -> None:
         """Update the task's state, the limits and the forecast with the trials of a batch.
 
-        If the batch compared the task's finalists, also choose the task's record.
+        Most batches search for candidates. If the batch instead was the final comparison of a
+        task's fastest candidates, also store the winner as the task's record.
         """
         state = batch.state
         kept = _measured(batch)
@@ -414,8 +427,8 @@ class _TuningRun:
         """Compare the fastest candidates of each task with its old record or its default schedule.
 
         The tasks with the most time per inference come first, in case the budget does not suffice
-        for all. A task that uses a relative's result waits until the relative has its record. The
-        comparisons end early once `go_on` returns false.
+        for all. Some tasks try the result of a similar task instead of a search; they wait until
+        the similar task has its record. The comparisons end early once `go_on` returns false.
         """
         waiting = self._board.waiting_for_finals()
         while (waiting or not self._pipeline.is_empty) and go_on():
@@ -430,19 +443,20 @@ class _TuningRun:
             self._drain_some()
 
     def _may_compare(self) -> bool:
-        """Whether the run is not cancelled and has time left to compare finalists.
+        """Whether the run may still compare the fastest candidates of tasks.
 
-        A replay has no time limit; it ends where its journal (the recorded order of batches) ends.
+        It may if it is not cancelled and has time left. A replay has no time limit; it ends where
+        its journal (the recorded order of batches) ends.
         """
         left = self._limits.seconds_left
         in_time = self._pipeline.repeats or left is None or left > 0
         return in_time and not self._token.cancelled
 
     def _give_up_the_rest(self) -> None:
-        """When no time is left, wait briefly for comparisons in flight, then cancel them.
+        """Wait briefly for the final comparisons in progress, then cancel them.
 
-        The trials of the tasks without a comparison stay in the store, and the next run compares
-        their finalists.
+        A final comparison measures a task's fastest candidates again. If it is cancelled or was not
+        started, the trials of the task stay in the store, and the next run does the comparison.
         """
         if not self._pipeline.is_empty and not self._token.cancelled:
             self._limits.ended = self._limits.ended or Ended.TIME
@@ -464,13 +478,13 @@ class _TuningRun:
         self._pipeline.send(state, state.finalists(), Phase.FINAL, repeat)
 
     def _decide(self, state: TaskState, trials: Sequence[Trial]) -> None:
-        """Choose a task's record from the comparison of its finalists.
+        """Choose a task's record from the comparison of its fastest candidates.
 
-        The record is a candidate that is significantly faster than the incumbent, or else the
-        incumbent itself. Only a trial with a certificate can become a record. If the device was
-        lost, the comparison is repeated. If all finalists failed, the next fastest candidates are
-        compared. (Without this rule, every later run would compare the same failing finalists, and
-        no model with such a task could be tuned.)
+        The record is a candidate that is significantly faster than the best known schedule, or else
+        that schedule. A trial can become a record only with a certificate, the evidence that its
+        output is correct. If the device was lost, the comparison is repeated. If all candidates
+        failed, the next fastest ones are compared. (Without this rule, every later run would
+        compare the same failing candidates, and no model with such a task could be tuned.)
         """
         winner = winner_of(trials)
         if winner is not None:
@@ -481,7 +495,9 @@ class _TuningRun:
             state.decided = True
 
     def _record(self, state: TaskState, trial: Trial) -> Recorded:
-        """Store a trial as the task's record, and return the event that reports it."""
+        """Store a trial as the task's record (its best known schedule); return the event that reports
+        it.
+        """
         record = TuningRecord(
             trial.key,
             trial.schedule,
@@ -500,8 +516,9 @@ class _TuningRun:
     def _stop(self) -> None:
         """End a run that was cancelled or whose device was lost.
 
-        Collect results and compare finalists for at most CANCEL_SECONDS. Tasks whose finalists are
-        not compared in this time get no record; the next run compares them from the stored trials.
+        For at most CANCEL_SECONDS, collect results and compare the fastest candidates of each task.
+        Tasks without such a comparison get no record; the next run compares their candidates from
+        the stored trials.
         """
         self._pipeline.cancel()
         deadline = self._clock() + CANCEL_SECONDS

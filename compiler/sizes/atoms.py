@@ -82,10 +82,11 @@ class WorkloadDimension(Dimension):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlackDimension(Dimension):
-    """The slack capacity of a growing cache: the number of unused rows at the end of its buffer.
+    """The unused capacity of a growing cache: the number of free rows at the end of its buffer.
 
-    The slack is 0 unless a session reserves memory for more rows; no input of the model determines
-    it.
+    An example is the key cache of a language model. The capacity is reserved by a session, a series
+    of runs that share the cache; without such a reservation, the size is 0. No input of the model
+    determines it.
     """
 
 
@@ -112,7 +113,10 @@ class SlotDimension(Dimension):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueDimension(Dimension):
-    """A dimension whose size generated code computes as an SSA value with the dimension's name."""
+    """A dimension whose size is a value (SSA) in the generated code.
+
+    The value has the name of the dimension.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,13 @@ class SizesDifferError(DynamicSizeError):
 class SizeErrorContext(AbstractContextManager[None]):
     """A context manager that adds details to a `DynamicSizeError` raised within it.
 
+    The error states that ranges of sizes do not decide a condition, such as `n <= 512`.
+
     Attributes:
         who: the origin of the condition, such as a node or a pass.
-        never_above: true if the model is invalid at all sizes at which the condition's difference,
-            such as `n - 512` for `n <= 512`, is positive (`DynamicSizeError.never_above`).
+        never_above: whether the condition must hold, so that the model is invalid at all sizes at
+            which it does not. For `n <= 512`, these are the sizes at which `n - 512` is positive.
+            The value becomes `DynamicSizeError.never_above`.
     """
 
     who: str = ""

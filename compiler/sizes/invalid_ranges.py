@@ -30,11 +30,11 @@ def invalid_everywhere(
 ) -> InvalidModelError | None:
     """Return an error if a model is invalid at every size of its ranges, else None.
 
-    The model is imported with the ranges. If they leave a condition undecided, the model is
-    imported again at each combination of sizes, unless there are more than `MOST_SIZES`. In that
-    case, the only condition that is examined further is an equality that depends on a single
-    dimension. If the equality holds at no size of the dimension, the model is imported at evenly
-    spaced sizes of the dimension.
+    The model is first imported with the ranges. If they leave a condition undecided, the model is
+    imported again with fixed sizes, until an import succeeds:
+    - Up to `MOST_SIZES` combinations of sizes, each combination is tried.
+    - Otherwise, sizes are tried only if the undecided condition is an equality that depends on one
+      dimension and holds at no size. These are evenly spaced sizes of this dimension.
 
     Args:
         ranges: the range of each dynamic dimension, by name.
@@ -76,8 +76,8 @@ def refused_ranges(
         count: the number of combinations of sizes that were tried, if `sizes` is given.
 
     Returns:
-        An error that names the ranges. If `sizes` is None and `error` mentions no dimension, as for
-        a wrong attribute, it is `error` itself.
+        A new error that names the ranges. If `sizes` is None and `error` mentions no dimension, as
+        for a wrong attribute, the result is `error`.
     """
     known = sorted(ranges, key=lambda d: d.name)
     if sizes is None and not any(_names(error, d.name) for d in known):
@@ -109,11 +109,16 @@ def sizes_of(dimension: Dimension) -> range:
 
 
 def _sizes(ranges: Mapping[str, Dimension], question: DynamicSizeError) -> Iterator[dict[str, int]]:
-    """Yield the sizes at which `invalid_everywhere` imports the model, by dimension name.
+    """Yield the sizes by dimension name at which `invalid_everywhere` imports the model.
 
-    `question` is the error of the import with the ranges, which did not decide a condition. Nothing
-    is yielded if imports at a limited number of sizes could not show that the model is invalid at
-    all sizes.
+    Up to `MOST_SIZES` combinations of sizes, all of them are yielded. Otherwise, evenly spaced
+    sizes of one dimension are yielded, if an equality of sizes depends on it and holds at none of
+    its sizes. In all other cases, nothing is yielded: imports at some sizes could not show that the
+    model is invalid at every size.
+
+    Args:
+        ranges: the range of each dynamic dimension, by name.
+        question: the error of the import with the ranges, which did not decide a condition.
     """
     if combinations(ranges.values()) <= MOST_SIZES:
         for sizes in product(*map(sizes_of, ranges.values())):

@@ -185,7 +185,10 @@ def within_defaults(
 
 
 def _has_solutions(error: DynamicSizeError) -> bool:
-    """Whether an error's condition is an equality of sizes without which the model is invalid."""
+    """Whether an error is about two sizes that must be equal for the model to be valid.
+
+    Single sizes may satisfy such a condition although no range does.
+    """
     return is_dynamic(error.unequal) and not error.may_differ
 
 
@@ -236,9 +239,13 @@ def _choices(ranges: Mapping[str, Dimension]) -> float:
 def _bounds_within(
     chosen: Mapping[str, Dimension], changed: Mapping[str, Dimension], size: int
 ) -> tuple[float, float]:
-    """Return the bounds of `size` after replacing dimensions `chosen[name]` by `changed[name]`.
+    """Return the bounds of a dynamic size after the ranges of some dimensions were replaced.
 
-    Both mappings have dimensions by name. A dimension of `size` without a replacement is kept.
+    Args:
+        chosen: the dimensions with their old ranges, by name.
+        changed: the dimensions with their new ranges, by name. Dimensions without an entry keep
+            their ranges.
+        size: the dynamic size, which has the old ranges.
     """
     own = {chosen[name]: d for name, d in changed.items()}
 

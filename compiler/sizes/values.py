@@ -149,8 +149,9 @@ def typical_sizes(*sizes: int) -> dict[str, int]:
 def upper_hints(*sizes: int) -> dict[str, int]:
     """Return a large size of each dimension that occurs in the sizes, by name.
 
-    It is the largest size of the dimension's range, such as 64 for 1 to 64. For a longer or
-    unbounded range it is 128, or the typical size if that is larger.
+    The size is the end of the dimension's range, but at most about 128: 64 for 1 to 64, and 128 for
+    1 to 4096. For a dimension of multiples, 128 is rounded up to a multiple. If a size near the
+    middle of the range (`typical`) is larger, the result is that size.
     """
     return {d.name: _largest(d) * d.multiple for d in dimensions(*sizes)}
 

@@ -1,7 +1,8 @@
-"""Compile all segments of a segmented model ahead of time, for its artifact.
+"""Compilation of all segments of a model ahead of time, to store them in an artifact.
 
-The data of a run select one of the segments that may follow a `SegmentBoundary`. Segments are
-compiled for the following cases:
+A model is divided into segments where the data of a run determine a size. At such a boundary, the
+sizes select one of several compiled segments that may follow. Segments are compiled for the
+following cases:
 - sizes above 0: one segment per interval of sizes for which all comparisons in the model have the
   same result;
 - one dimension of size 0 and the others above 0, for each dimension, and all dimensions of size 0;
@@ -41,16 +42,16 @@ their values."""
 def enumerate_segments(
     segment_compiler: SegmentCompiler[P], first: JitBoundary[P], *, behind: bool = True
 ) -> None:
-    """Compile every segment that a run may need.
+    """Compile every segment that a run may need, and store the segments at their boundaries.
 
-    At each boundary, the new segments replace the segments that were compiled before
-    (`SegmentBoundary.made`).
+    A model is divided into segments at boundaries, where the data of a run determine a size. The
+    new segments after a boundary replace those compiled before (`SegmentBoundary.made`).
 
     Args:
         segment_compiler: compiles the segments.
         first: the boundary before the whole model.
-        behind: whether to compile the segments after inner boundaries too; if false, only those
-            after `first` are compiled.
+        behind: whether to compile the segments after all boundaries; if false, only those after
+            `first` are compiled.
 
     Raises:
         CompilerError: if no segment after a boundary compiles for sizes above 0; if the data may
@@ -68,10 +69,14 @@ def enumerate_segments(
 def _stages(
     segment_compiler: SegmentCompiler[P], cut: SegmentBoundary[P]
 ) -> dict[SegmentGuard, ModelSegment[P]]:
-    """Compile the segments after a boundary, and return them by guard.
+    """Compile the segments (parts of the model) after a boundary.
 
-    No segment is returned for sizes for which the model is invalid or the compilation fails. A run
-    with such sizes raises an error.
+    A segment is compiled for each guard, a condition on the sizes and values of a run. There is
+    none for sizes for which the model is invalid or the compilation fails. A run with such sizes
+    raises an error.
+
+    Returns:
+        The segments by guard.
     """
     tried: dict[SegmentGuard, ModelSegment[P] | None] = {}
     first: CompilerError | None = None
@@ -107,10 +112,16 @@ def _tried(
     facts: SegmentGuard,
     values: Mapping[str, Array],
 ) -> ModelSegment[P] | None:
-    """Compile the segment for a guard; return None if no program serves all sizes of the guard.
+    """Compile a segment (a part of the model) for a guard; return None if that needs several programs.
 
-    The boundary `cut` then has a new split point of a range, for example, so that the caller must
-    determine the guards again.
+    A guard has the sizes and values of runs that a segment must serve. If no program serves all of
+    them, the ranges at the boundary may be split. The caller then determines the guards again.
+
+    Args:
+        segment_compiler: compiles the segment.
+        cut: the boundary before the segment.
+        facts: the guard.
+        values: arrays for the segment's inputs, by name.
 
     Raises:
         OutOfMemoryError: if memory does not suffice to compile the segment.
@@ -128,10 +139,11 @@ def _tried(
 
 
 def _cases(cut: SegmentBoundary[P]) -> Iterator[dict[str, Array]]:
-    """Yield one set of live-ins, by name, for each segment to compile.
+    """Yield one set of live-ins, by name, for each segment to compile after a boundary.
 
-    The shapes of the live-ins, and the elements of shape-determining live-ins, select the segment.
-    All other elements are zeros.
+    A live-in is a value that is computed before the boundary and read after it. The shapes of the
+    live-ins determine which segment is compiled. So do the elements of live-ins that are sizes or
+    select a branch; all other elements are zeros.
     """
     crossings = cut.reads.crossings
     given = isinstance(cut, JitBoundary) and cut.is_first

@@ -35,12 +35,12 @@ program. Such programs should share their packed weights."""
 
 @dataclass(slots=True, eq=False)
 class JitBoundary(SegmentBoundary[P]):
-    """A boundary in a segmented model, after which segments are compiled on demand.
+    """A boundary of a model, after which segments (parts of the model) are compiled on demand.
 
     Attributes:
-        rest: the continuation of the model after the boundary.
+        rest: the part of the model after the boundary.
         compile: compiles the graph of a segment.
-        is_first: whether this is the boundary before the whole model.
+        is_first: whether this is the start of the model, where no segment comes before.
     """
 
     rest: Continuation | None = None
@@ -49,10 +49,10 @@ class JitBoundary(SegmentBoundary[P]):
 
 
 class SegmentCompiler(Generic[P]):
-    """Compiles the segments of one model.
+    """Compiles the segments of one model: the parts between boundaries where data determine sizes.
 
     Args:
-        compiling: a function that is called once per boundary. It returns another function, which
+        compiling: a function that is called once per boundary. It returns the function that
             compiles the segments after this boundary.
     """
 
@@ -62,11 +62,14 @@ class SegmentCompiler(Generic[P]):
     def first(
         self, model: ReadModel, ports: ModelPorts, ranges: Mapping[str, Dimension]
     ) -> JitBoundary[P]:
-        """Return the boundary before the whole model, whose live-ins are the model's inputs.
+        """Return the boundary at the start of a model, whose inputs are the model's inputs.
+
+        All segments of the model follow from this boundary: they are compiled when a run needs
+        them.
 
         Args:
             model: the ONNX model as read.
-            ports: its inputs and outputs, with numbers for dimensions whose size is fixed.
+            ports: the model's inputs and outputs, with numbers for dimensions whose size is fixed.
             ranges: the range of each dynamic dimension, by name; a dimension without one is
                 unbounded.
         """
@@ -81,16 +84,18 @@ class SegmentCompiler(Generic[P]):
     def make(
         self, cut: SegmentBoundary[P], facts: SegmentGuard, values: Mapping[str, Array]
     ) -> ModelSegment[P] | None:
-        """Compile a new segment, and add it to the boundary before it.
+        """Compile a new segment (a part of the model), and add it to the boundary before it.
 
-        Returns None if no program serves all sizes of the guard. The boundary then has new split
-        points, or a reason why each combination of sizes needs its own program (`cut.reason`). The
+        A guard has the sizes and values of runs that a segment must serve. The result is None if no
+        program serves all sizes of the guard. The boundary then has new sizes at which ranges are
+        split, or a reason why each combination of sizes needs its own program (`cut.reason`). The
         caller tries again with a narrower guard: a part of the range, or the sizes of the run.
 
         Args:
             cut: the boundary before the segment.
-            facts: the guard of the segment: the sizes and values that it must serve.
-            values: the live-ins of the run that needs the segment, by name; empty if no run does.
+            facts: the guard of the segment.
+            values: the inputs of the segment in the run that needs it, by name; empty if no run
+                does.
 
         Raises:
             InvalidInputError: if the model contradicts itself for the values that the data

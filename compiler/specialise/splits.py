@@ -45,15 +45,16 @@ def make_segment(
     exact: SegmentGuard,
     compiled: Callable[[], ModelSegment[P]],
 ) -> ModelSegment[P] | None:
-    """Compile a segment and add it to the boundary before it.
+    """Compile a segment (a part of the model), and add it to the boundary before it.
 
-    Returns None if one program cannot serve all sizes of the guard. The boundary then has new split
-    points or a reason (`cut.reason`). The caller tries again with a narrower guard: a part of the
-    range, or the sizes of this run alone.
+    A guard has the sizes and values of runs that a segment must serve. The result is None if one
+    program cannot serve all sizes of the guard. The boundary then has new sizes at which ranges are
+    split, or a reason why ranges are impossible (`cut.reason`). The caller tries again with a
+    narrower guard: a part of the range, or the sizes of this run alone.
 
     Args:
         cut: the boundary before the segment.
-        facts: the guard of the segment: the sizes and values that it must serve.
+        facts: the guard of the segment.
         exact: the sizes and values of the run that needs the segment.
         compiled: compiles the segment.
 
@@ -87,11 +88,17 @@ def _note(
     exact: SegmentGuard,
     error: DynamicSizeError | InvalidModelError,
 ) -> None:
-    """Record that no program serves the sizes of a guard, as `error` shows.
+    """Record that no single program serves all sizes of a guard, as `error` shows.
 
-    If the error names a condition that depends on sizes, a range is split where its result changes.
-    Otherwise, the boundary stores the error, so that each combination of sizes gets its own
-    program. `facts` is the guard, and `exact` has the sizes of the run that needs the program.
+    If the error names a condition that depends on sizes, a range is split where the result of the
+    condition changes. Otherwise, the boundary stores the error, so that each combination of sizes
+    gets its own program.
+
+    Args:
+        cut: the boundary before the program's part of the model.
+        facts: the guard: the sizes and values that a program must serve.
+        exact: the sizes of the run that needs the program.
+        error: the error of the compilation.
     """
     match error:
         case DynamicSizeError() if _split(cut, facts, exact, error):
@@ -105,15 +112,16 @@ def _note(
 
 
 def make_first_segment(cut: SegmentBoundary[P], make: Make[P], hints: Mapping[str, int]) -> None:
-    """Compile a first program ahead of time, for a model without segments.
+    """Compile a first program ahead of time, for a model that is compiled as a whole.
 
-    The program serves the intervals that contain the size hints. If the model is invalid for these
-    intervals, intervals near them are tried. Nothing is compiled if the model is invalid for all
-    these intervals, or if every combination of sizes needs its own program.
+    The ranges of sizes are split into intervals. The program serves the intervals that contain the
+    size hints. If the model is invalid for these intervals, intervals near them are tried. Nothing
+    is compiled if the model is invalid for all of them, or if every combination of sizes needs its
+    own program.
 
     Args:
         cut: the boundary before the whole model.
-        make: compiles a program for a guard (`SegmentCompiler.make`).
+        make: compiles a program for given sizes (`SegmentCompiler.make`).
         hints: a size for each dimension that is not derived from others, by name.
 
     Raises:
@@ -162,8 +170,14 @@ def _split(
 ) -> bool:
     """Split ranges at the sizes where the result of the condition in `error` changes.
 
-    The ranges are those of the guard `facts`. `exact` has the sizes of the run that needs the
-    program. Returns whether a split was added to the boundary `cut`.
+    Args:
+        cut: the boundary that stores the split points.
+        facts: the guard with the ranges to split.
+        exact: the sizes of the run that needs the program.
+        error: the error of the compilation, which names the condition.
+
+    Returns:
+        Whether a split was added to the boundary.
     """
     ranges = {d.name: d for d in facts.open}
     added = False
@@ -189,10 +203,16 @@ def _ends(
 ) -> Iterator[tuple[str, int]]:
     """Yield the sizes at which to split ranges because of the condition in `error`.
 
-    Each split point is a dimension and the first size of a new interval. A condition on several
-    sizes, such as a limit on their product, gets one split point per dimension. While all sizes are
-    below the split points of their dimensions, the condition has one result, and one program serves
-    them. Each combination of larger sizes gets its own program.
+    Each split point is a dimension and the first size of a new interval. A condition may depend on
+    several sizes, such as a limit on their product. It then gets one split point per dimension.
+    Below all these split points, the condition always has the same result, so that one program
+    serves all these sizes. Each combination of larger sizes gets its own program.
+
+    Args:
+        cut: the boundary before the program's part of the model.
+        ranges: the ranges to split, by dimension name.
+        exact: the sizes of the run that needs the program.
+        error: the error of the compilation, which names the condition.
     """
     if point := turning_point(error.undecided):
         yield point[0].name, point[1]
@@ -222,18 +242,23 @@ def _narrower(
     exact: SegmentGuard,
     error: DynamicSizeError,
 ) -> Mapping[str, Dimension] | None:
-    """Return narrower ranges in which the result of the condition in `error` is constant.
+    """Return narrower ranges in which the condition in `error` always has the same result.
 
-    The result maps the name of each dimension that gets a narrower range to this range.
+    There are two cases:
+    - The sizes are those of the model's inputs (`cut.whole`). The new ranges contain the sizes of
+      the run (`exact`) if possible. Otherwise, one dimension gets a range without its size in
+      `exact`.
+    - The data determine the sizes. The new ranges are those with the most sizes. The result is None
+      if the condition is an equality, or if the boundary already has segments.
 
-    If the sizes are those of the model's inputs (`cut.whole`), the new ranges contain the sizes of
-    the run that needs the program (`exact`) if possible. Otherwise only one dimension gets a
-    narrower range, which excludes its size in `exact`.
+    Args:
+        cut: the boundary before the program's part of the model.
+        ranges: the present ranges, by dimension name.
+        exact: the sizes of the run that needs the program.
+        error: the error of the compilation, which names the condition.
 
-    If the data determine the sizes, the new ranges are those that contain the most sizes. The
-    result is then None if the condition is an equality, or if the boundary already has segments.
-
-    Returns None if no such ranges are found.
+    Returns:
+        The new range of each dimension that gets one, by name; None if no such ranges are found.
     """
     sizes = dict(exact.sizes)
     if not cut.whole and (cut.made or not is_dynamic(error.undecided)):

@@ -16,12 +16,12 @@ from tilewright.compiler.targets.target import Target
 
 @cache
 def this_device() -> DeviceFacts:
-    """Return the facts of this machine, read once and cached."""
+    """Return the properties of this machine, such as its CPU and caches; read once and cached."""
     return named_device()
 
 
 def named_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
-    """Return the facts of this machine, or of some of its cores.
+    """Return the properties of this machine, or of some of its cores.
 
     The attribute `DeviceFacts.core` names the fastest kind of core; it is empty if unknown.
 

@@ -124,10 +124,11 @@ class DeviceFacts(JsonValue):
 
 
 def find_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
-    """Return the facts of this machine, or of some of its cores.
+    """Return the properties of this machine, or of some of its cores.
 
-    `DeviceFacts.features` excludes features that a process must request and the system denies.
-    `DeviceFacts.core` is empty; `detection.named_device` sets it.
+    Some CPU features, such as AMX, need the operating system's permission. `DeviceFacts.features`
+    excludes those that the system denies. `DeviceFacts.core` is empty; `detection.named_device`
+    sets it.
 
     Args:
         root: the folder that contains `proc` and `sys`.

@@ -97,33 +97,34 @@ class Target(JsonValue):
 
     @property
     def lane_factors(self) -> int:
-        """Number of adjacent scalar factors that one vector load provides.
+        """Number of scalar factors that one vector load provides to multiply-add instructions.
 
-        The number is above 1 if instructions multiply a vector by one lane of another vector.
+        The number is above 1 if an instruction multiplies a vector by one lane of another vector.
+        Each lane of the loaded vector is then one scalar factor. Otherwise, each factor needs its
+        own load.
         """
         bits = self.family.lane_factor_bits
         return bits // 32 if bits == self.vector_bits else 1
 
     def scalar_loads(self, rows: int, vectors: int) -> float:
-        """Return the average number of loads of scalar factors per reduction step of a register
-        tile.
+        """Return the average number of scalar-factor loads per reduction step of a register tile.
 
-        The tile has `rows` x `vectors` accumulators, and each row has one scalar factor per step. A
-        load may read the scalars of `lane_factors` steps at once; they stay in a register until the
-        last of these unrolled steps. This needs one register per row, and therefore applies only to
-        as many rows as there are free registers. The accumulators, one row of the panel and one
-        vector that is loaded in advance occupy the other registers.
+        The tile has `rows` x `vectors` accumulators, and each row has one scalar factor per step.
+        If one vector load provides the factors of several steps (`lane_factors`), the vector stays
+        in a register during these steps. This is possible for as many rows as there are free
+        registers; the other rows need one load per step. The accumulators and `vectors` + 1 loaded
+        vectors occupy the other registers.
         """
         spare = self.vector_registers - rows * vectors - vectors - 1
         together = self.lane_factors
         return rows - max(0, min(rows, spare)) * (1 - 1 / together)
 
     def keeps_sums(self, rows: int, vectors: int) -> bool:
-        """Whether each accumulator of a register tile stays in one register in unrolled steps.
+        """Whether each accumulator of a register tile stays in the same register in unrolled steps.
 
-        The tile has `rows` x `vectors` accumulators. The result may be False if a broadcast factor
-        needs a separate register and only one vector uses the factor. LLVM then writes the new sum
-        into the factor's register, so that the accumulator moves in each step.
+        The tile has `rows` x `vectors` accumulators. The result may be False if `vectors` is 1 and
+        an instruction cannot broadcast its factor. The factor then needs its own register, and LLVM
+        writes the new sum into that register. The accumulator thus moves in each step.
         """
         if vectors > 1 or 2 * rows + 2 <= self.vector_registers:
             return True
@@ -150,12 +151,13 @@ class Target(JsonValue):
         return self.has(self.family.scalar_factors)
 
     def factor_registers(self, rows: int, vectors: int) -> int:
-        """Return the number of vector registers for scalar factors in a step of a register tile.
+        """Return how many vector registers hold scalar factors in a step of a register tile.
 
         The tile has `rows` x `vectors` accumulators. The result is 0 if instructions take the
-        scalar from outside the vector registers, and 1 if a load broadcasts it. Otherwise it is one
-        for each scalar that LLVM loads ahead, at most `rows`. Without a fused multiply-add, a
-        product needs one more register if `vectors` is above 1.
+        scalar from outside the vector registers, and 1 if they broadcast it from memory. Otherwise,
+        LLVM loads several scalars ahead, at most `rows`, and each occupies a register. On such a
+        target without a fused multiply-add, a product needs one more register if `vectors` is above
+        1.
         """
         if self.has_vector_scalar_products:
             return 0
@@ -268,13 +270,15 @@ class Target(JsonValue):
     def factor(self, stored: DType) -> DType | None:
         """Return the type to which the first factor of an integer product is converted.
 
-        `stored` is the type of the first factor in memory: int8, uint8, int16 or uint16.
+        The product is a matrix product or a convolution of integers, with int32 sums. `stored` is
+        the type of the first factor in memory: int8, uint8, int16 or uint16.
 
-        For an 8-bit type, the second factor is int8. The result is `stored` if a dot-product
-        instruction multiplies `stored` by int8. Otherwise, it is the 8-bit type that an instruction
-        multiplies by int8. If no instruction multiplies 8-bit types, the result is int16 if that is
-        faster than float32 (`DotInstruction.for_bytes`), and the second factor is converted to
-        int16 as well. If it is not faster, the result is `stored`.
+        For an 8-bit type, the second factor is int8. The result is:
+        - `stored`, if a dot-product instruction multiplies `stored` by int8;
+        - the other 8-bit type, if an instruction multiplies only that type by int8;
+        - int16, if no instruction multiplies 8-bit types and int16 is faster than float32
+          (`DotInstruction.for_bytes`). The second factor is then converted to int16 as well;
+        - `stored` in all other cases.
 
         For a 16-bit type, the result is int16 if an instruction adds products of int16 to int32
         sums. Otherwise, it is None: float32 is then as fast.

@@ -241,18 +241,20 @@ _Absolute: TypeAlias = tuple[np.ndarray, Estimate]
 class FeatureExtractor:
     """Computes features and estimated times of one task's candidates, cached by schedule.
 
+    A task is a workload (a fused subgraph) to tune on a target. A candidate is a schedule to try.
+
     Args:
         lower: returns the loop nest of a schedule; raises ScheduleError if the schedule is invalid.
         default: the task's default schedule, with which candidates are compared.
         facts: the properties of the machine.
-        points: the sizes at which a nest with open sizes is analysed.
+        points: the sizes at which a workload with dynamic dimensions is analysed.
 
     Attributes:
         timings: records the time of the analysis, under "features".
         stopped: returns whether the run is ending. Schedules that are not cached are then no longer
             analysed, so that the search returns soon.
         effort: fraction of the usual number of candidates that the search ranks
-            (`tuner.limits.search_effort`). The extractor only passes it on to the search.
+            (`tuner.limits.search_effort`). The extractor itself does not use this number.
     """
 
     timings: Timings | None = None
@@ -277,15 +279,16 @@ class FeatureExtractor:
 
     @property
     def points(self) -> Sequence[SizePoint]:
-        """The sizes of the workload's open dimensions at which its nests are analysed."""
+        """The sizes of the workload's dynamic dimensions at which its loop nests are analysed."""
         return self._points
 
     def row(self, schedule: Schedule) -> np.ndarray | None:
         """Return the features of a schedule, float32.
 
-        The shape is (len(COLUMNS),) or, with open sizes, (number of size points, len(COLUMNS)).
-        Return None if the schedule cannot be lowered, or if its features are not cached and
-        `stopped` returns true.
+        The shape is (len(COLUMNS),) for a workload with fixed sizes. With dynamic dimensions, it is
+        (number of points, len(COLUMNS)), where each point gives a size to every dimension. Return
+        None if the schedule cannot be lowered, or if its features are not cached and `stopped`
+        returns true.
         """
         try:
             return self._rows[schedule]
@@ -299,8 +302,9 @@ class FeatureExtractor:
     def estimated_seconds(self, schedule: Schedule) -> float | None:
         """Return the time of a schedule as estimated by `tuner.analysis.estimate`, in seconds.
 
-        With open sizes, this is the sum of the times at all points, weighted by `SizePoint.weight`.
-        Return None if `row` returns None for the schedule.
+        For a workload with dynamic dimensions, this is the sum of the times at all sizes in
+        `points`, weighted by `SizePoint.weight`. Return None if `row` returns None for the
+        schedule.
         """
         return None if self.row(schedule) is None else self._estimates[schedule]
 
@@ -326,7 +330,8 @@ class FeatureExtractor:
         """Return a model's score of each schedule that can be lowered.
 
         `predict` maps feature rows, float32 of shape (number, len(COLUMNS)), to one score per row.
-        With open sizes, the score is the mean over all points, weighted by `SizePoint.share`.
+        For a workload with dynamic dimensions, the score is the mean over all sizes in `points`,
+        weighted by `SizePoint.share`.
         """
         kept, rows = self.rows(schedules)
         predicted = np.asarray(predict(rows.reshape(-1, len(COLUMNS))), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Conversion of stored trials to training samples for cost models."""
+"""Conversion of stored trials (measured candidates) to training samples for cost models."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ def samples_of(
     workload: Callable[[str], Workload | None],
     target: Callable[[str], Target | None],
 ) -> list[Sample]:
-    """Convert trials to training samples, merging repeated trials of the same candidate.
+    """Convert trials (measured schedules) to training samples, merging repeated trials.
 
-    Of several trials with the same record key, schedule and sizes, the fastest one is used, with
-    the properties of its device. A workload with open sizes gives one sample per measured size. The
-    following trials are left out: trials with unknown keys, trials whose worker was lost, trials
-    with sizes that the workload cannot have, and trials whose schedule cannot be lowered.
+    Trials are repeated if they have the same record key (workload, target, threads and numerics),
+    schedule and sizes. The fastest of them is used, with the properties of its device. A workload
+    with dynamic dimensions gives one sample per measured size. The following trials are left out:
+    - trials of unknown workloads or targets;
+    - trials that failed for a reason unrelated to the candidate, such as the loss of the worker;
+    - trials with sizes that the workload cannot have;
+    - trials whose schedule cannot be lowered.
 
     Args:
         trials: the stored trials.
@@ -64,7 +67,7 @@ def samples_of(
 
 
 class CandidateFeatures:
-    """A cache of feature extractors for the candidates of one record key.
+    """A cache of feature extractors for the candidates of one workload, target and mode.
 
     There is one extractor for each device and each set of sizes at which the device measured.
 
@@ -83,8 +86,8 @@ class CandidateFeatures:
         """Return the extractor for the device and the sizes of a measurement.
 
         A failed measurement without sizes gets the extractor for the default sizes. Return None if
-        a successful measurement does not state the sizes of the workload's open dimensions, or if
-        the workload cannot have the stated sizes.
+        a successful measurement does not state the sizes of the workload's dynamic dimensions, or
+        if the workload cannot have the stated sizes.
         """
         distribution = measurement.distribution
         target, threads = self._mode.target, self._mode.threads
@@ -114,7 +117,10 @@ def _device(measurement: Measurement) -> DeviceFacts | None:
 
 
 def task_name(key: RecordKey) -> str:
-    """Return the task name that the samples of a record key have in common (`Sample.task`)."""
+    """Return the name by which training samples of the same task are grouped (`Sample.task`).
+
+    It consists of the workload key, the target key, the number of threads and the numerics.
+    """
     return f"{key.workload_key} {key.target_key} {key.threads} {key.numerics}"
 
 

@@ -32,8 +32,8 @@ def point_samples(
 ) -> list[Sample]:
     """Convert a measured candidate to training samples: one per measured size.
 
-    Each size is a separate task, because times at different sizes are not comparable. Without open
-    sizes, there is one sample.
+    Each size is a separate task, because times at different sizes are not comparable. A workload
+    without dynamic dimensions gives one sample.
 
     Args:
         task: the name of the task.

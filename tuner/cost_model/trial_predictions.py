@@ -51,13 +51,14 @@ def predict_trials(
     model: CostModel | None,
     enough: Callable[[], bool] = lambda: False,
 ) -> TaskPredictions:
-    """Predict the times of the trials of one record key.
+    """Predict the times of stored trials, all of the same workload, target and mode.
 
     Failed trials are left out, and trials whose sizes or schedule this release cannot interpret.
 
     Args:
         trials: the trials, in the order in which they are predicted.
-        workload, target: the workload and the target of their record key.
+        workload: the workload of the trials.
+        target: the target of the trials.
         model: the cost model; None to compute only estimates.
         enough: called before each trial; once it returns true, the remaining trials are skipped.
 

@@ -50,22 +50,24 @@ def make_request(
     codegen_version: str,
     least_seconds: float = LEAST_SECONDS,
 ) -> tuple[MeasureRequest, dict[str, bytes]]:
-    """Create a measurement request for built candidates.
-
-    Return the request and the blobs to which it refers, by digest: the library with the candidates'
-    code, and the expected outputs.
+    """Create a measurement request for built candidates of one task (a workload to tune).
 
     Args:
-        key: the record key of the candidates' task.
-        entries: the candidates. In every phase but screening, the first one is the incumbent, and
-            the others are compared with it.
-        references: inputs with expected outputs. Each candidate is checked on all of them, and
-            timed on those that have a size point.
+        key: workload, target, threads and numerics of the task.
+        entries: the candidates. In screening, each one is timed independently. In every other
+            phase, the first one is the best known schedule, and the others are compared with it.
+        references: inputs with expected outputs. Each candidate is checked on all of them. It is
+            timed on those that have a size point (the sizes of dynamic dimensions).
         repeat: the settings for repeated timing.
         link: links the candidates' objects; equal objects are linked once.
         phase: screening, final comparison or confirmation.
-        job_id, codegen_version: stored in the trials.
+        job_id: the id of the job, stored in the trials.
+        codegen_version: the version of the code generator, stored in the trials.
         least_seconds: the smallest credible time; shorter measurements are rejected.
+
+    Returns:
+        The request and the blobs to which it refers, by digest: the library with the candidates'
+        code, and the expected outputs.
 
     Raises:
         CompilerError: if the objects cannot be linked.

@@ -25,9 +25,10 @@ Item = TypeVar("Item")
 def go_together(requests: Sequence[Request]) -> bool:
     """Whether the sandbox may process these requests together.
 
-    Several requests must be screenings with the same number of threads and without common trials.
-    Comparisons of finalists and runs of whole programs are processed alone, because they have no
-    gaps between rounds that other requests could use.
+    Several requests may be processed together if they only search for fast candidates. They must
+    have the same number of threads, and no trials in common. In the pause between two samples of
+    one request, the device measures another request. Final comparisons of candidates and runs of
+    whole programs are processed alone, because they have no such pauses.
     """
     if any(isinstance(request, RunRequest) for request in requests):
         return len(requests) == 1

@@ -31,7 +31,8 @@ class _Work:
     """A request in the queue of the local runner.
 
     Attributes:
-        blobs: the blobs that the request names, by digest.
+        request: a run (of whole programs) or a batch (of candidates to measure).
+        blobs: the files that the request names, by digest.
         done: for a run, the future that receives its result; None for a batch.
     """
 
@@ -197,9 +198,12 @@ class LocalRunner:
     ) -> None:
         """Store the results of batches, and make `poll` return them.
 
-        If a result is None, all measurements of its request get the given status and error. With
-        the status WORKER_LOST, the result is not kept after `poll` returns it, so that the request
-        is measured if it is submitted again.
+        Args:
+            requests: the batches.
+            results: for each batch, its result, or None if it was not executed.
+            status: the status of all measurements of a batch without a result. With WORKER_LOST,
+                the result is not kept, so that the batch is measured if it is submitted again.
+            error: the error message of these measurements.
         """
         with self._lock:
             for request, result in zip(requests, results, strict=True):

@@ -43,9 +43,11 @@ again."""
 
 
 class PlainForms:
-    """Adds plans (see the module) and input arrays to requests for devices without NumPy.
+    """Adds input arrays and a plan to requests, for devices that do not have NumPy.
 
-    At most `kept_bytes` of arrays are cached, since the batches of a workload share their arrays.
+    Such a device can neither generate random inputs nor interpret layouts. The plan states (as
+    JSON) which array fills each buffer, and with which strides. At most `kept_bytes` of arrays are
+    cached, because the batches of a workload share their arrays.
     """
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
@@ -58,16 +60,20 @@ class PlainForms:
         blob: Callable[[str], bytes | memoryview],
         most_elements: int = MOST_ELEMENTS,
     ) -> tuple[Request, Mapping[str, bytes]]:
-        """Add a plan and the input arrays to a request.
+        """Add the input arrays and a plan to a request, for a device that does not have NumPy.
 
-        Return the new request, and the blobs that it names in addition, by digest: the plan and the
-        arrays. Requests that need no plan are returned unchanged.
+        The plan states which array fills each buffer, and with which strides. Requests that need no
+        plan are returned unchanged.
 
         Args:
-            request: a batch or a run.
+            request: a batch of candidates, or a run of whole programs.
             blob: returns the bytes of a blob of the request, by digest.
             most_elements: the limit for the total number of elements of the random arrays, per case
                 of a batch, or for all programs of a run.
+
+        Returns:
+            The new request, and the blobs that it names in addition, by digest: the plan and the
+            arrays.
 
         Raises:
             ValueError: if the limit is exceeded, or if a program has dynamic sizes or accesses
@@ -94,11 +100,14 @@ class PlainForms:
         return replace(request, plain=plain, blobs={**request.blobs, **sizes}), made
 
     def batch(self, request: MeasureRequest) -> tuple[MeasureRequest, dict[str, bytes]]:
-        """Add a plan to a batch. Return the new request, and the additional blobs by digest.
+        """Add a plan, which states how to fill each buffer, to a batch of candidates.
 
-        If a candidate's kernel specification is invalid or does not fit the request's inputs, its
-        plan is an error message. The device then reports this candidate as RUN_ERROR, and measures
-        the others.
+        A candidate's kernel specification may be invalid, or not fit the request's inputs. Its part
+        of the plan is then an error message. The device reports this candidate as RUN_ERROR, and
+        measures the others.
+
+        Returns:
+            The new request, and the additional blobs by digest: the plan and the input arrays.
         """
         blobs: dict[str, bytes] = {}
         cases = [
@@ -175,14 +184,15 @@ class PlainForms:
 def plain_programs(
     programs: Sequence[Program], seed: int, given: Sequence[Mapping[str, np.ndarray]]
 ) -> tuple[tuple[str, ...], dict[str, bytes]]:
-    """Create the plan and the input arrays for a run.
-
-    Return the digests of the plan and of the arrays, and all these blobs by digest.
+    """Create the input arrays for a run of whole programs, and the plan that assigns them to buffers.
 
     Args:
         programs: the programs, in the order of the run.
         seed: the seed of random inputs.
         given: for each program, the arrays of inputs that are not random.
+
+    Returns:
+        The digests of the plan and of the arrays, and all these blobs by digest.
 
     Raises:
         ValueError: if a program has dynamic sizes, or accesses memory outside its buffers.
@@ -233,7 +243,10 @@ def _port(port: Port) -> dict[str, Any]:
 
 
 def _added(blobs: dict[str, bytes], plan: Mapping[str, Any]) -> tuple[str, ...]:
-    """Add a plan to `blobs`, which has the arrays. Return all digests, the plan's first."""
+    """Add a plan as JSON to `blobs`, which has the input arrays by digest.
+
+    The plan states which array fills each buffer. Return all digests, the plan's first.
+    """
     arrays = tuple(blobs)
     text = json.dumps(plan, separators=(",", ":")).encode()
     digest = digest_bytes(text)

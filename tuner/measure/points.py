@@ -1,6 +1,6 @@
-"""Size points: the sizes of open dimensions at which a workload is measured.
+"""Size points: the sizes of a workload's dynamic dimensions at which candidates are measured.
 
-If a workload has open dimensions, a candidate's time is the weighted sum of its times at several
+If a workload has dynamic dimensions, a candidate's time is the weighted sum of its times at several
 size points.
 """
 
@@ -14,13 +14,13 @@ from tilewright.tuner.protocol.measurement import Sizes
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """Sizes at which a workload with open dimensions is measured, and their weight.
+    """Sizes at which a workload with dynamic dimensions is measured, and their weight.
 
     A workload with fixed sizes has one point with empty `sizes`.
 
     Attributes:
-        sizes: a size for each open dimension of the workload, by name.
-        weight: factor of a candidate's seconds at these sizes in its total time.
+        sizes: a size for each dynamic dimension of the workload, by name.
+        weight: factor by which the time at these sizes is multiplied in a candidate's total time.
         least_seconds: lower bound of the seconds of a run at these sizes on any machine.
         share: fraction of all runs that have these sizes.
     """

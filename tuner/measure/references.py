@@ -68,7 +68,8 @@ class Prepared:
     They stay available while this object exists, even if the cache drops them.
 
     Attributes:
-        asked: for each output, its size point and the index of its random inputs in DRAWS.
+        asked: for each output, the sizes of the workload's dynamic dimensions, and an index into
+            DRAWS, the list of random distributions of its inputs.
         made: for each output, its future.
     """
 

@@ -47,9 +47,9 @@ class CoreModel:
         spill_cycles: cycles to store a vector to the stack and load it again.
         set_miss_cycles: if more rows of a register tile map to the same cache sets than the
             associativity plus two, the additional cycles of a load for each further row.
-        panel_bytes: the largest panel of weights that is assumed to stay in the first-level cache
-            while register tiles of successive rows use it. On a core with 48 KiB, 48 instead of 32
-            led to tiles 8 % slower.
+        panel_bytes: the largest panel (packed block) of weights that is assumed to stay in the
+            first-level cache while register tiles of successive rows use it. On a core with a cache
+            of 48 KiB, tiles were 8 % slower with 48 KiB here than with 32 KiB.
         crossing_load: additional cost, in loads, of a vector load that crosses a cache line;
             `crossing_store` is the additional cost of a store, in stores.
         weight_macs: multiply-adds in the time in which one float32 weight is read from memory.

@@ -275,7 +275,8 @@ def _pairs(feature: str, lanes: int, name: str, *, for_bytes: bool = True) -> Do
         feature: the LLVM feature that has the instruction; "" for SSE2.
         lanes: number of int32 sums in a vector.
         name: LLVM's name of the intrinsic, without `llvm.x86.`.
-        for_bytes: as in `DotInstruction`.
+        for_bytes: whether 8-bit integers are converted to int16 to use this instruction, if the
+            target has no instruction for 8-bit integers.
     """
     intrinsic = ((lanes, f"llvm.x86.{name}"),)
     return DotInstruction(

@@ -95,7 +95,8 @@ SANDBOX_USERS = (61_000, 61_255)
 def is_complete(result: WorkResult) -> bool:
     """Whether a result covers its whole request.
 
-    The result of a run always does. In the result of a batch, no candidate may have the status
+    A request is a run (of whole programs) or a batch (of candidates to measure). The result of a
+    run is always complete. The result of a batch is complete if no candidate has the status
     CANCELLED.
     """
     return isinstance(result, RunResult) or all(
@@ -105,12 +106,12 @@ def is_complete(result: WorkResult) -> bool:
 
 @dataclass(slots=True)
 class _Blobs:
-    """The blobs that the device may request during its present work.
+    """The files (blobs) that the device may request for the measurements in progress.
 
     Attributes:
         given: returns the bytes of a blob of the caller, by digest.
-        made: the blobs that this process generated because the device has no NumPy (plans and
-            input arrays), by digest.
+        made: the blobs that this process generated because the device has no NumPy, by digest. They
+            are input arrays and plans (which state how to fill the buffers).
         named: the digests of all blobs that the requests name.
     """
 
@@ -251,15 +252,17 @@ class Harness:
     def work(
         self, requests: Sequence[Request], blob: Blob, cancelled: Callable[[], bool]
     ) -> Sequence[WorkResult | None]:
-        """Execute one run, or measure several batches together, and return a result per request.
-
-        A result is None if the work was cancelled before it began, or if the run was cancelled. If
-        batches are cancelled later, their unfinished candidates have the status CANCELLED.
+        """Execute one run of whole programs, or measure several batches of candidates together.
 
         Args:
             requests: one run, or batches that may be measured together (`job_queue.go_together`).
             blob: returns the bytes of a blob that a request names, by digest.
             cancelled: called regularly; once it returns true, the work is cancelled.
+
+        Returns:
+            A result per request. It is None if the work was cancelled before it began, or if the
+            run was cancelled. If batches are cancelled later, their unfinished candidates have the
+            status CANCELLED.
 
         Raises:
             DeviceLost: if the device is unreachable.
@@ -349,9 +352,11 @@ class Harness:
                 return MOST_ELEMENTS
 
     def _refusal(self, request: Request) -> RunResult | None:
-        """Return a result with the status REFUSED if a run's blobs exceed the device's cache.
+        """Return a result with the status REFUSED if the blobs (files) of a run exceed the device's
+        cache.
 
-        For other requests, return None.
+        A run executes whole programs. The result is None if the blobs fit, and for all other
+        requests.
         """
         if not isinstance(request, RunRequest) or request.blob_bytes <= self._room:
             return None
