@@ -97,7 +97,7 @@ class RunLimits:
         return min(FINALS_SHARE * self._options.seconds, most)
 
     def is_late(self, tasks: int) -> bool:
-        """Whether the search for candidates must stop, so that time is left for the final comparisons.
+        """Whether the search must stop, so that time is left for the final comparisons.
 
         A final comparison measures the fastest candidates of a task again, with more samples.
         `tasks` is the number of tasks that still need one.
@@ -106,8 +106,7 @@ class RunLimits:
         return left is not None and left <= self.finals_seconds(tasks)
 
     def is_over(self, tasks: int) -> bool:
-        """Whether the search's measurements in progress must be cancelled, because too little time is
-        left.
+        """Whether the search's measurements in progress must be cancelled for lack of time.
 
         A final comparison measures the fastest candidates of a task again, with more samples.
         `tasks` is the number of tasks that still need one. The result is True if at most half of

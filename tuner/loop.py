@@ -264,7 +264,7 @@ class _TuningRun:
         """Take over the measurement requests that an earlier process of this job sent to the runner.
 
         Requests for finished tasks are cancelled. Requests that only measure a stored record a
-        second time are ignored: the process that needs the result sends them again.
+        second time are ignored, because they are sent again later.
 
         Returns:
             The requests whose results this run awaits.
@@ -313,8 +313,7 @@ class _TuningRun:
         return self._token.cancelled or self._is_late()
 
     def _is_late(self) -> bool:
-        """Whether the search must end, because the rest of the time budget is for the final
-        comparisons.
+        """Whether the search must end, because the remaining time is for the final comparisons.
 
         A final comparison measures the fastest candidates of a task again, with more samples. If
         the result is True, the reason `Ended.TIME` is set. A replay has no time budget; it ends
@@ -453,7 +452,7 @@ class _TuningRun:
         return in_time and not self._token.cancelled
 
     def _give_up_the_rest(self) -> None:
-        """Wait briefly for the final comparisons in progress, then cancel them.
+        """When no time is left, wait briefly for the final comparisons in progress, then cancel them.
 
         A final comparison measures a task's fastest candidates again. If it is cancelled or was not
         started, the trials of the task stay in the store, and the next run does the comparison.
@@ -495,8 +494,9 @@ class _TuningRun:
             state.decided = True
 
     def _record(self, state: TaskState, trial: Trial) -> Recorded:
-        """Store a trial as the task's record (its best known schedule); return the event that reports
-        it.
+        """Store a trial as the task's record, its best known schedule.
+
+        Return the event that reports the record.
         """
         record = TuningRecord(
             trial.key,

@@ -26,9 +26,9 @@ def go_together(requests: Sequence[Request]) -> bool:
     """Whether the sandbox may process these requests together.
 
     Several requests may be processed together if they only search for fast candidates. They must
-    have the same number of threads, and no trials in common. In the pause between two samples of
-    one request, the device measures another request. Final comparisons of candidates and runs of
-    whole programs are processed alone, because they have no such pauses.
+    have the same number of threads, and no trials in common. In the pause between two rounds of
+    samples of one request, the device measures another request. Final comparisons of candidates and
+    runs of whole programs are processed alone, because they have no such pauses.
     """
     if any(isinstance(request, RunRequest) for request in requests):
         return len(requests) == 1

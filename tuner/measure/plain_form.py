@@ -184,7 +184,7 @@ class PlainForms:
 def plain_programs(
     programs: Sequence[Program], seed: int, given: Sequence[Mapping[str, np.ndarray]]
 ) -> tuple[tuple[str, ...], dict[str, bytes]]:
-    """Create the input arrays for a run of whole programs, and the plan that assigns them to buffers.
+    """Create the input arrays for a run of whole programs, and a plan for filling the buffers.
 
     Args:
         programs: the programs, in the order of the run.

@@ -352,11 +352,10 @@ class Harness:
                 return MOST_ELEMENTS
 
     def _refusal(self, request: Request) -> RunResult | None:
-        """Return a result with the status REFUSED if the blobs (files) of a run exceed the device's
-        cache.
+        """Return a result with the status REFUSED if a run needs too many bytes of blobs (files).
 
-        A run executes whole programs. The result is None if the blobs fit, and for all other
-        requests.
+        A run executes whole programs. The device's cache must hold all its blobs at once. The
+        result is None if they fit, and for all other requests.
         """
         if not isinstance(request, RunRequest) or request.blob_bytes <= self._room:
             return None
