@@ -76,12 +76,12 @@ def tune(
     Args:
         tasks: the tasks, with distinct record keys.
         builder: compiles candidates.
-        runner: measures candidates on the target device.
+        runner: measures them on the target device.
         store: stores trials and records.
         options: the settings of the run.
         on_event: called with each event of the run.
         token: cancels the run.
-        link: links the object files of a batch into a shared library.
+        link: links the objects of a batch into a library.
         references: computes the expected outputs; by default the run creates its own cache.
         clock: returns the time in seconds.
         bounds: returns a lower bound of each task's seconds on the machine (0: unknown). It is
@@ -261,7 +261,7 @@ class _TuningRun:
                 self._board.bound(self._bounds())
 
     def _adopt(self) -> tuple[MeasureRequest, ...]:
-        """Take over the measurement requests that an earlier process of this job sent to the runner.
+        """Take over the measurement requests that an earlier process of this job has sent.
 
         Requests for finished tasks are cancelled. Requests that only measure a stored record a
         second time are ignored, because they are sent again later.
@@ -452,7 +452,7 @@ class _TuningRun:
         return in_time and not self._token.cancelled
 
     def _give_up_the_rest(self) -> None:
-        """When no time is left, wait briefly for the final comparisons in progress, then cancel them.
+        """When time is up, wait briefly for the final comparisons in progress, then cancel them.
 
         A final comparison measures a task's fastest candidates again. If it is cancelled or was not
         started, the trials of the task stay in the store, and the next run does the comparison.

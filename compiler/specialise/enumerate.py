@@ -112,7 +112,7 @@ def _tried(
     facts: SegmentGuard,
     values: Mapping[str, Array],
 ) -> ModelSegment[P] | None:
-    """Compile a segment (a part of the model) for a guard; return None if no single program suffices.
+    """Compile a segment (a part of the model); return None if no single program suffices.
 
     A guard has the sizes and values of runs that a segment must serve. If no program serves all of
     them, the ranges at the boundary may be split. The caller then determines the guards again.

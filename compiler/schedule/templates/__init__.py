@@ -53,7 +53,7 @@ class Template(Generic[Found]):
             None if the template does not support the workload.
         preference: returns a number. Without measurements, the template with the largest number is
             tried first.
-        knobs: returns the knobs. If a knob has no values, there is no schedule in this mode.
+        knobs: returns the knobs. A knob without values excludes all schedules in this mode.
         default: returns the schedule of an untuned workload, from structure, mode and knobs; None
             if no schedule is valid.
         lower: builds the kernel of a schedule; raises ScheduleError if the schedule is invalid.

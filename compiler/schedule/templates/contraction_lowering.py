@@ -51,8 +51,8 @@ cycle, and each takes four cycles."""
 class _Panels:
     """The buffers with a packed operand, and the kernel functions (stages) that write them.
 
-    `load` reads an element of the operand. There are no stages for weights, which are packed at
-    compile time, or for an operand that is read in place.
+    `load` reads an element of the operand. `stages` is empty for weights, which are packed at
+    compile time, and for an operand that is read in place.
     """
 
     load: Load
