@@ -49,7 +49,7 @@ class Wanted:
         task: the task.
         schedules: the schedules.
         phase: the purpose of the measurement. In the phase SCREEN, each schedule is timed
-            independently. In every other phase, the first schedule is the best known one, and each
+            independently. In every other phase, the first schedule is the one to beat, and each
             other schedule is timed alternately with it.
         origin: the source of the schedules, such as "default", which is stored in the trials.
         serial: a number or text that enters the trials' ids, so that repeated measurements of a

@@ -477,13 +477,14 @@ class _TuningRun:
         self._pipeline.send(state, state.finalists(), Phase.FINAL, repeat)
 
     def _decide(self, state: TaskState, trials: Sequence[Trial]) -> None:
-        """Choose a task's record from the comparison of its fastest candidates.
+        """Choose a task's record (best trial) from the comparison of its fastest candidates.
 
-        The record is a candidate that is significantly faster than the best known schedule, or else
-        that schedule. A trial can become a record only with a certificate, the evidence that its
-        output is correct. If the device was lost, the comparison is repeated. If all candidates
-        failed, the next fastest ones are compared. (Without this rule, every later run would
-        compare the same failing candidates, and no model with such a task could be tuned.)
+        The candidates are compared with the incumbent, which is the old record or the default
+        schedule. The new record is a candidate that is significantly faster than the incumbent, or
+        else the incumbent itself. A trial can become a record only with a certificate, the evidence
+        that its output is correct. If the device was lost, the comparison is repeated. If all
+        candidates failed, the next fastest ones are compared. (Without this rule, every later run
+        would compare the same failing candidates, and no model with such a task could be tuned.)
         """
         winner = winner_of(trials)
         if winner is not None:

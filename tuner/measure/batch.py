@@ -55,7 +55,7 @@ def make_request(
     Args:
         key: workload, target, threads and numerics of the task.
         entries: the candidates. In screening, each one is timed independently. In every other
-            phase, the first one is the best known schedule, and the others are compared with it.
+            phase, the first one is the schedule to beat, and the others are compared with it.
         references: inputs with expected outputs. Each candidate is checked on all of them. It is
             timed on those that have a size point (the sizes of dynamic dimensions).
         repeat: the settings for repeated timing.
