@@ -39,9 +39,9 @@ def compile_model(
     `CompileOptions` documents the options. A dimension that stays dynamic has a range of sizes: the
     range in `dims`, or 1 to 4096 by default. If the same code suits all sizes in the ranges, one
     program serves them all. Otherwise, the ranges are split into intervals with separate programs.
-    At first, only the program for the typical sizes (the size hints) is compiled. Each other
-    program, also for sizes outside a default range, is compiled when a run first needs it. It is
-    then kept in memory.
+    At first, only the program for the typical sizes (the size hints) is compiled. Every other
+    program is compiled when a run first needs it, and is then kept in memory. This includes
+    programs for sizes outside a default range.
 
     If a tensor size or a branch depends on computed data, the model is divided into segments after
     the node that computes that data. A run then executes one program per segment.

@@ -203,12 +203,15 @@ def _batches(ports: ModelPorts) -> frozenset[str]:
 
     - It is the first dimension of an input that has no dimension with `batch` in its name.
     - It is not a later dimension of any input, except of states of recurrent networks.
-    - It is unnamed, or has a usual name for a batch, such as `N`, or is the only candidate by name.
+    - It has no name, a usual name for a batch (such as `N`), or the only candidate name.
 
-    A dimension is the only candidate by name if no other name begins an input or contains `batch`,
-    and its name is not that of a length, such as `frames`. With several names, one may be, for
-    example, the number of nodes in a graph. Names that torch.export generates count as unnamed if
-    all inputs of two or more dimensions begin with one.
+    A candidate name is the name of the first dimension of an input, or contains `batch`. A name
+    that is usual for a length, such as `frames`, never counts as the only candidate. Inputs with
+    several candidate names are ambiguous: one of them may be, for example, the number of nodes in a
+    graph.
+
+    torch.export generates names such as `s0`. If all inputs of two or more dimensions begin with a
+    generated name, their first dimensions count as unnamed.
     """
     shaped = [dims for dims in ports.inputs.values() if len(dims) > 1]
     unnamed = {f"{name}[{n}]" for name, dims in ports.inputs.items() for n in range(len(dims))}

@@ -420,11 +420,12 @@ def _from_extents(
 def _deciding(
     waiting: DeferredNodes, builder: GraphBuilder, values: Mapping[str, str | None]
 ) -> set[str]:
-    """The ONNX names of computed values whose elements determine shapes of deferred nodes.
+    """Return the ONNX names of computed values whose elements determine shapes of deferred nodes.
 
-    Deferred nodes are imported after a run has computed these elements, which are then constants.
-    If a deferred node needs a value without an ONNX name, which an import rule added, the names of
-    the node's operands are returned instead, except floats. Large tensors are always left out.
+    Deferred nodes are imported after a run has computed these elements, which are then constants. A
+    deferred node may need the elements of a value that an import rule added, which has no ONNX
+    name. The result then has the deferred node's operands, except floats. Tensors with more than
+    `DECIDING_ELEMENTS` (64) elements are always left out.
     """
 
     def small(value: str | None) -> bool:

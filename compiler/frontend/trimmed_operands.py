@@ -28,7 +28,7 @@ element may be zero, and integers must not be divided by zero."""
 
 
 def import_untrimmed(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:
-    """Import a node for the untrimmed values of its trimmed operands, and trim its results.
+    """Import a node with trimmed operands: apply it to the untrimmed values, and trim the results.
 
     A trimmed operand is the result of a `trim` node. This node cuts a value of the largest possible
     extent to the actual extent, which is known only at run time. `rule` is the import rule of the

@@ -135,8 +135,9 @@ class Compute:
     """A tensor expression and its register tile: the innermost computation of a loop nest.
 
     A tile point is one combination of values of the unrolled axes. Without a combiner, `body` is
-    evaluated and stored at each tile point. With a combiner, each combination of values of the axes
-    that are not reduced has an accumulator, and the results are stored after the reduction.
+    evaluated and stored at each tile point. With a combiner, `body` is reduced along some axes.
+    Each combination of values of the other axes has an accumulator. The results are stored after
+    the reduction.
 
     Attributes:
         stores: the stores of the results.
@@ -376,8 +377,8 @@ def _indices(node: Node) -> Iterator[Affine]:
 def _parts(compute: Compute) -> Iterator[Expr]:
     """Yield every expression node of a Compute (a leaf of a loop nest).
 
-    The targets of stores are included, and those of Tees (nodes that also store their value). So
-    are the expressions in the indirect indices of all targets.
+    This includes the targets of stores and of Tees (nodes that also store their value), and the
+    expressions in the indirect indices of all targets.
     """
     pending = [*reversed(expressions(compute))]
     while pending:

@@ -98,7 +98,7 @@ class LoopForm:
 
     @property
     def slots(self) -> tuple[ResultSlot, ...]:
-        """The types and byte offsets of the loop's results, in the order in the output.
+        """The type of each result of the loop, and its byte offset in the output, in order.
 
         The results are the number of steps taken, whether another step would follow, the last
         states, and the stacked outputs.

@@ -163,10 +163,15 @@ def _factor(given: int, length: int, parts: int, *, onesided: bool) -> int:
     """Return how many points the first of two shorter transforms has, or 0 for a single product.
 
     A Fourier transform of `length` points is either one matrix product or two steps with shorter
-    transforms. It transforms rows (..., given, parts), where `parts` is 1 for real numbers and 2
-    for complex ones. The result is the divisor of `length` for which two steps need the fewest
+    transforms. The result is the divisor of `length` for which two steps need the fewest
     multiplications. It is 0 unless two steps need at most half the multiplications of a single
     product.
+
+    Args:
+        given: the number of points in the input; further points are zero.
+        length: the number of points of the transform.
+        parts: 1 for real numbers, 2 for complex ones.
+        onesided: whether only the first length // 2 + 1 outputs are computed.
     """
     kept = length // 2 + 1 if onesided else length
 

@@ -287,11 +287,16 @@ def _split(offset: int, places: np.ndarray) -> list[_Run]:
 
 
 def _boxes(shape: Shape, pads: Shape, mode: str) -> tuple[Piece, ...]:
-    """Return the boxes of a padded tensor, each with evenly spaced sources in the operand.
+    """Divide a padded tensor into boxes, each copied from evenly spaced elements of the operand.
 
-    `shape` is the shape without padding. `pads` has the padding before each dimension, then the
-    padding after each. Each box combines one of the ranges (`_runs`) of every dimension. The result
-    is empty if the ranges of a dimension are unknown, or if there would be too many boxes.
+    Each dimension is divided into ranges, for example the padding before the operand, the operand,
+    and the padding after it. A box is a combination of one range per dimension. The result is empty
+    if the ranges of a dimension are unknown, or if there are more than `_MOST_BOXES` boxes.
+
+    Args:
+        shape: the shape without padding.
+        pads: the padding before each dimension, then the padding after each.
+        mode: the padding mode, such as "reflect".
     """
     rank = len(shape)
     sides = zip(shape, pads[:rank], pads[rank:], strict=True)

@@ -90,11 +90,16 @@ def _counts(
     before: Shape,
     after: Shape,
 ) -> np.ndarray:
-    """Return the number of elements that the average of each output's window counts.
+    """Return for each output of an average pool how many positions of its window are counted.
 
-    Counted are the positions of the window within the input, or within `before` and `after`
-    elements of padding around the input. `counting(n)` returns 0, ..., n - 1 as an array or a
-    `Computed`.
+    A position is counted if it lies in the input, or in the given padding around the input.
+
+    Args:
+        counting: returns 0, ..., n - 1 for a number n, as an array or a `Computed` (a graph value).
+        window: the window of the pool.
+        spatial: the spatial extents of the input.
+        before, after: the width of the counted padding before and after each dimension; 0 to count
+            no padding.
     """
     counts: np.ndarray = np.ones((1, 1), np.float64)
     rank = len(spatial)

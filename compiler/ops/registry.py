@@ -181,8 +181,8 @@ class Operator:
         commutative: whether the operands may be exchanged.
         idempotent: whether applying the operator to its own result changes nothing.
         jumps: whether float results are discontinuous functions of the operands.
-        sums: for operators of kind NATIVE, returns whether a node with the given attributes adds up
-            elements, so that float results are continuous.
+        sums: for operators of kind NATIVE, returns whether a node with the given attributes adds
+            elements. Otherwise it only selects elements, and its float results are discontinuous.
     """
 
     name: str

@@ -30,9 +30,9 @@ _CUBIC = -0.75
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """An element that each sampled point reads along one dimension, with a weight.
+    """One of the elements whose weighted sum is the value of a sampled point, along one dimension.
 
-    There are R sets of P points.
+    There are R sets of P points; by default, set r reads image r of the batch.
 
     Attributes:
         position: the index of the element for each point, int64 (R, P).

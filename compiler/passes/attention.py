@@ -310,9 +310,11 @@ def _shows_all(rewriter: Rewriter, mask: _Mask) -> bool:
 def _lowest(fill: float, added: bool) -> float:
     """Return the number to add to hidden scores, in place of the number `fill` of a `where` mask.
 
-    An infinite number stays, and a finite one becomes FILL (-1e37): a number such as -1e9 would not
-    outweigh a large score. If `added` (the model also adds other masks), a number of at most FILL
-    stays as well. Keys that several masks hide then have the same relative weights as in the model.
+    A `where` mask selects `fill` for hidden scores. An infinite `fill` is returned unchanged. A
+    finite `fill` is replaced by FILL (-1e37), because a number such as -1e9 might not outweigh a
+    large score. There is one exception: if `added` (the model also adds other masks), a `fill` of
+    at most FILL is returned unchanged. Keys that several masks hide then have the same relative
+    weights as in the model.
     """
     return fill if not np.isfinite(fill) or (added and fill <= FILL) else FILL
 

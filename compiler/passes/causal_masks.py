@@ -58,8 +58,8 @@ def _is_ahead(rewriter: Rewriter, condition: str, past: int, *, single: bool) ->
     """Whether a condition on query positions i and key positions j is equivalent to j > i + past.
 
     The result is False if the condition is equivalent to j <= i + past, and None for any other
-    condition. `single` states that there is only one query. The query's position may then be a
-    number, instead of a count along a dimension.
+    condition. `single` states that there is only one query. The condition may then compare with a
+    single number, the position of this query.
     """
     node = rewriter.producer(_unexpanded(rewriter, condition))
     if node is None:
@@ -126,10 +126,10 @@ def counted(rewriter: Rewriter, value: str) -> Count | None:
 
 
 def _part(rewriter: Rewriter, node: Node) -> Count | None:
-    """Return the start and dimension (`Count`) of positions that are a slice of a constant range.
+    """Recognise token positions that are a slice of a constant table of consecutive integers.
 
-    The range may be a table of position numbers. Returns None if the constant does not increase by
-    1, or the slice has another step.
+    Returns the first position, and the dimension along which the positions increase (`Count`).
+    Returns None if the table has other integers, or the step of the slice is not 1.
     """
     table = rewriter.array(node.inputs[0])
     if table is None or table.ndim != 1 or table.dtype.kind not in "iu" or table.size == 0:
@@ -140,9 +140,10 @@ def _part(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _reshaped(rewriter: Rewriter, node: Node) -> Count | None:
-    """Return the start and dimension (`Count`) of reshaped positions; None for other values.
+    """Recognise a reshape of consecutive token positions, such as (n,) to (1, n).
 
-    The reshape may only add or remove dimensions of extent 1.
+    The reshape may only add or remove dimensions of extent 1. Returns the first position, and the
+    dimension along which the positions increase (`Count`). Returns None for other values.
     """
     inner = counted(rewriter, node.inputs[0])
     shapes = rewriter.shape(node.inputs[0]), rewriter.shape(node.outputs[0])
@@ -153,9 +154,10 @@ def _reshaped(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _moved(rewriter: Rewriter, node: Node) -> Count | None:
-    """Return the start and dimension (`Count`) of positions plus or minus a constant or size.
+    """Recognise consecutive token positions to which a constant or a dynamic size is added.
 
-    Returns None for other values.
+    The node may also subtract the number. Returns the first position after the addition, and the
+    dimension along which the positions increase (`Count`). Returns None for other nodes.
     """
     left, right = node.inputs
     pairs = ((left, right), (right, left)) if node.op == "add" else ((left, right),)

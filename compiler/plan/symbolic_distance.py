@@ -85,11 +85,18 @@ def _address(along: _Along, index: int) -> int:
 
 
 def _by_factors(outer: _Along, inner: _Along, first: int, extent: int) -> int | None:
-    """Return the offset that `_by_index` returns, but compare layout factors instead of indices.
+    """Return the offset between a box in a tensor and a separate tensor, along one dimension.
 
-    A factor is a part into which a layout divides an index, such as a block of 16. The arguments
-    are those of `_by_index`; the extents may be dynamic. The result is None unless both layouts
-    have the same factors and the box starts at a multiple of each block.
+    The result is the difference of the addresses, in elements. It is computed from the layout
+    factors instead of the addresses of all indices, so extents may be dynamic. A factor is a part
+    into which a layout divides an index, such as a block of 16. The result is None unless both
+    layouts have the same factors and the box starts at a multiple of each block.
+
+    Args:
+        outer: the layout factors and the halo of the tensor along the dimension.
+        inner: the layout factors and the halo of the separate tensor.
+        first: the first index of the box.
+        extent: the extent of the box.
     """
     shift = first + outer[1] - inner[1]
     total = 0

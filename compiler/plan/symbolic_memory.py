@@ -46,14 +46,17 @@ class SymbolicBuffer:
 class SymbolicMemory:
     """The memory of a graph plan's values, for all sizes.
 
+    A step is a kernel or another operation of the plan. A step that is a loop or a branch runs
+    graphs, its bodies.
+
     Attributes:
-        buffers: the buffers of the arena, numbered by position.
+        buffers: the buffers of the arena, numbered by position. They include those of bodies.
         starts: for each value, the number of its buffer and its byte offset in that buffer.
         roots: for every value, the value whose buffer contains it (itself if it has its own).
-        shared: by the position of a step, the numbers of the buffers that are only used while it
-            runs, without the arenas of bodies.
-        bodies: by the position of a step, the plans of its bodies; they use the buffers of the
-            whole plan.
+        shared: by the position of a step, the numbers of the buffers that are only used while the
+            step runs. The memory plans in `bodies` list the buffers of bodies instead.
+        bodies: by the position of a step, the memory plans of its bodies. Their buffer numbers are
+            positions in the `buffers` of the whole plan.
     """
 
     buffers: tuple[SymbolicBuffer, ...]

@@ -59,8 +59,7 @@ class _Link:
 
 
 class Views:
-    """The concatenations, slices and transposes of a graph that need no kernel, because they are
-    views.
+    """The concatenations, slices and transposes of a graph that are views, and thus need no kernel.
 
     The concatenations and slices in `copied` are kernels.
 
@@ -69,7 +68,7 @@ class Views:
             operand.
         slices: maps the output of each slice that is a view to the index of its first element.
         turned: the outputs of the transposes that are views.
-        types: the types of all values of the graph, and of the copies.
+        types: the types of the graph's values, and of values that were added as copies.
     """
 
     def __init__(

@@ -322,16 +322,21 @@ def extract_workload(
 
 @memo(2048)
 def _at(workload: Workload, values: tuple[tuple[str, int], ...]) -> Workload:
-    """Return the result of `Workload.at`; memoised, because the same sizes are needed often."""
+    """Return the workload with fixed sizes for its dynamic dimensions.
+
+    This is the memoised implementation of `Workload.at`. `values` has pairs of a dimension's name
+    and its size.
+    """
     known = dict(values)
     return replaced(workload, lambda size: at(size, known))
 
 
 @memo(2048)
 def _within(workload: Workload, ranges: tuple[Dimension, ...]) -> Workload:
-    """Return the result of `Workload.within`; memoised.
+    """Return the workload with other ranges of its dynamic dimensions.
 
-    `ranges` has one range per dimension, in the order of `workload.dimensions`.
+    This is the memoised implementation of `Workload.within`. `ranges` has one range per dimension,
+    in the order of `workload.dimensions`. A range with a single size makes the dimension fixed.
     """
     own: dict[Dimension, Dimension] = dict(zip(workload.dimensions, ranges, strict=True))
     still_open = [old for old, new in own.items() if not _is_one(new)]

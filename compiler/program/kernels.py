@@ -103,10 +103,11 @@ class KernelCache:
     def keep(
         self, workload: Workload, schedule: Schedule, mode: Mode, kernel: LoweredKernel
     ) -> LoweredKernel:
-        """Add a kernel, and return it without its source for the back end, which is not stored.
+        """Add a kernel to the cache, and return it without its source text (such as LLVM IR).
 
-        Workloads of different shapes, such as (1, 64, 3136) and (1, 64, 56, 56), may have equal
-        code. Each of them has an entry with its own `KernelSpec`.
+        The cache does not store source texts. Workloads of different shapes, such as (1, 64, 3136)
+        and (1, 64, 56, 56), may have equal code. Each of them has an entry with its own
+        `KernelSpec`.
         """
         kept = self._lowered[workload, schedule, mode] = replace(kernel, text="")
         return kept

@@ -57,12 +57,15 @@ class Variable:
     """A loop variable with the values 0 to count - 1.
 
     Attributes:
-        kind: what the variable counts, such as the iterations of a run-time loop.
+        kind: what the variable counts: the iterations of a run-time loop (RUNTIME), the lanes of a
+            vector (LANE), the copies of unrolled code (UNROLLED), the rows of a tile that repeats
+            its last row (REPEATED), or the elements of a dot-product group (PACKED).
         count: number of its values.
         value: for a RUNTIME variable, the SSA value that holds it at run time.
         divisor: for a LANE variable, the number of successive lanes with the same value. The
             variable equals `lane // divisor`.
-        clipped: whether the loop runs only over values at which its loads are in bounds.
+        clipped: whether the loop skips all values at which a load would be out of bounds. Such
+            loads need no bounds check.
         lanes: for a LANE variable, the number of values that a full vector has. `count` is smaller
             if the last vector of the axis is only partly used.
         rows: for a REPEATED variable, a row number for each copy of the unrolled code. If the tile

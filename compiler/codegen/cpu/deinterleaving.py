@@ -49,16 +49,22 @@ def paired_vectors(points: Sequence[Point], access: Access) -> dict[Place, Place
 
 
 def load_offsets(points: Sequence[Point], access: Access) -> dict[int, int]:
-    """Return where to begin the loads of vectors whose lanes are every second element of memory.
+    """Choose where to load vectors that consist of every second element of memory.
 
-    The result maps the byte offset of such a vector to the byte offset at which its load begins.
-    The load is twice as long as the vector. It reads no memory before the first or after the last
-    element that the register tile reads.
+    To load such a vector, the code loads twice its length and selects every second element. This
+    load may begin at the vector's first element, or one element earlier. The choice ensures that
+    the load reads nothing before the first or after the last element of the register tile.
 
-    For example, a vector with elements 1 and 3 is selected from the two halves 0 1 | 2 3. Both
-    elements are in the second lane of their half. If the load began at element 1 and ended at
-    element 3, the halves would be 1 2 | 2 3. The elements would be in different lanes, and
-    selecting them would take one more instruction.
+    For example, suppose that a tile needs elements 0 to 3. The vector of elements 1 and 3 is then
+    selected from a load of 0 1 2 3.
+
+    Args:
+        points: the points of the register tile (one index per unrolled axis).
+        access: the access, which loads one vector per point.
+
+    Returns:
+        A dictionary from the byte offset of a vector to the byte offset at which its load begins. A
+            vector is missing if the tile needs no neighbouring element.
     """
     size = access.tensor.dtype.bytes
     offsets = {place[0] for place in _places(points, access)} if not access.repeated else set()

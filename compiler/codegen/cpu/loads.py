@@ -276,9 +276,9 @@ def place_at(
 ) -> LoadSite:
     """Return a description of the load at byte offset `offset`, with its loop depth.
 
-    The loop depth says out of which loops the load is hoisted. Loads from tensors that the stage
-    does not write are hoisted while registers are available. `active` is the number of lanes of the
-    loaded vector that are in use.
+    The loop depth says out of which loops the load is hoisted. A load from a tensor that the stage
+    does not write is hoisted if `budget`, the registers that are still available, allows it.
+    `active` is the number of lanes of the loaded vector that are in use.
     """
     emitter, base, name = context.emitter, access.base, access.tensor.name
     depth, tag = emitter.depth, ""

@@ -214,12 +214,12 @@ def _lower(context: Context, node: Node) -> None:
 
 
 def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
-    """Emit the tiles of a parallel loop that lie in the range [low, high), as one loop per segment.
+    """Emit code that runs the tiles `low` to `high` - 1 of a parallel loop.
 
-    A segment is a sequence of equal tiles. Each segment's loop compares its bounds with `low` and
-    `high` at run time, so the same code serves every thread. If the loop contains a nested parallel
-    loop, `low` and `high` are numbers of the nested loop's tiles. A thread may then start or end
-    within a tile of the outer loop.
+    The code has one loop per segment (a sequence of equal tiles). Each of these loops compares its
+    bounds with `low` and `high` at run time, so the same code serves every thread. If the parallel
+    loop contains a second parallel loop, `low` and `high` count the tiles of the second one. A
+    thread may then begin or end in the middle of a tile of the outer loop.
 
     The narrower tile of the remaining rows usually comes last. It comes first if the axis has a
     fixed extent, its tiles may start at any row, and the loop is not peeled.

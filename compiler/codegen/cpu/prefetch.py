@@ -117,13 +117,12 @@ def _share(
 def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
     """Return the number of the current pass over a panel of weights, and the number of passes.
 
-    `passes` are the loops around the reduction, outermost first, in whose tiles the same panel is
-    read again; one combination of their tiles is one pass.
+    The loops in `passes`, outermost first, surround the reduction and do not change the panel. Each
+    combination of their iterations is one pass, which reads the whole panel again.
 
-    In a narrower tile that repeats its last row, the result is pass 0 of 1, so that this tile does
-    not prefetch the next panel. After full tiles, its own weights are in the cache already, and it
-    is too short to load a part of the next panel meanwhile. When such tiles still prefetched, the
-    tile of one row in a product with ten rows had to wait for half a panel.
+    A narrower tile that repeats its last row must not prefetch the next panel, so its result is
+    pass 0 of 1. Such a tile is too short to load a part of the next panel meanwhile. When it still
+    prefetched, the tile of one row in a product with ten rows had to wait for half a panel.
     """
     number, count = Linear(), 1
     if any(context.environment[tile.axis].start.of(Kind.REPEATED) for tile in passes):

@@ -93,11 +93,12 @@ class Access:
         return (self.offset(point), *[point[i] for i, _, _ in self.repeated])
 
     def in_row(self, emitter: Emitter, point: Point) -> Access:
-        """Emit the address of a tile point's row, and return the access relative to that address.
+        """Emit the address of a row, and return an access that is relative to this address.
 
-        A tile point is one index per unrolled axis. This applies to tiles that may repeat their
-        last row (`repeated`), so that row numbers are known only at run time. Any other access is
-        returned unchanged.
+        A tile may have fewer rows at run time than its code computes, and then repeats its last
+        row. Row numbers are therefore known only at run time. `point` has one index per unrolled
+        axis, and thus selects the row. An access that depends on no such row number is returned
+        unchanged.
         """
         base = self.base
         if not self.repeated or base is None:
@@ -155,9 +156,9 @@ class RegisterAccess:
 
     Attributes:
         name: name of the tensor.
-        indices: the index along each dimension, which is the sum of three parts: pairs (id,
-            coefficient) of run-time variables; a constant; pairs (position in a tile point,
-            coefficient) of unrolled axes.
+        indices: for each dimension, three summands of the index. The first is a set of pairs (id,
+            coefficient) of run-time variables. The second is a constant. The third has pairs
+            (number of an unrolled axis, coefficient).
     """
 
     name: str
@@ -305,14 +306,16 @@ def _stride(tensor: Tensor, dim: int) -> int:
 
 
 def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
-    """Return the shape of a dot-product group, which is one operand of a dot-product instruction.
+    """Return the size of a dot-product group, its elements that exist, and their distance in bytes.
 
-    The shape is the number of its elements (`count`), how many of them exist in the tensor, and the
-    distance between them in bytes. Without dot-product groups, the result is (1, 1, 0).
+    A dot-product group is one operand of a dot-product instruction. The instruction reads `count`
+    elements; a tensor may have fewer. `offset` is the byte offset of the access, as a linear form
+    of the loop variables. If the access has no dot-product groups, the result is (1, 1, 0).
 
     Raises:
         ScheduleError: if the layout is not one of the supported two: the elements of a dot-product
-            group are adjacent, or each is part of another contiguous vector.
+            group are adjacent, or each is part of another contiguous vector. Also if the tensor is
+            not in memory.
     """
     group = offset.of(Kind.PACKED)
     if not group:

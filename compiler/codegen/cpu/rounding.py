@@ -51,10 +51,11 @@ def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..
 
 
 def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> None:
-    """Record that `result` is `x + added`; `nearest` uses the record.
+    """Record that `result` is `x + added`, so that `nearest` can convert `result` to an integer.
 
-    Nothing is recorded unless `x` is a float that was rounded to a whole number, and `added` a
-    small integer constant.
+    `nearest` replaces the rounding of the float and its conversion by one instruction. Nothing is
+    recorded unless `x` is a float that was rounded to a whole number, and `added` a small integer
+    constant.
     """
     source, number = emitter.rounded.get(x.name), added.const
     if source is None or number is None or not abs(number) <= _FARTHEST:
@@ -74,11 +75,12 @@ def note_above(emitter: Emitter, result: Value, number: Value, x: Value) -> None
 
 
 def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: Value) -> None:
-    """Record that `result` is the maximum of `x` and `number`; `limited` uses the record.
+    """Record that `result` is the maximum of `x` and `number`, a lower limit.
 
-    `result` is a selection: `x` where the condition `above` is true, `number` elsewhere. Nothing is
-    recorded unless `x` is a float that was rounded to a whole number, `number` is an integer
-    constant, and `above` is the comparison `number < x`.
+    If the program then limits `result` from above, `limited` uses the record to apply both limits
+    with the rounding. `result` is a selection: `x` where the condition `above` is true, `number`
+    elsewhere. Nothing is recorded unless `x` is a float that was rounded to a whole number,
+    `number` is an integer constant, and `above` is the comparison `number < x`.
     """
     limit = number.const
     if limit is None or emitter.above.get(above.name) != (x.name, limit):

@@ -57,7 +57,7 @@ class LoadSite:
 
     @property
     def separate(self) -> Sequence[int]:
-        """Byte offsets, relative to the first lane, of the lanes in use, for one load per lane.
+        """For each lane in use, its byte offset from the first lane, to load the lanes one by one.
 
         Raises:
             ScheduleError: if the number of lanes in use is a dynamic size.

@@ -265,21 +265,22 @@ def _transform(
     after: int,
     matrix: torch.Tensor,
 ) -> list[str]:
-    """Emit the product of each vector along a dimension by a matrix; return the results.
+    """Multiply each vector along a dimension of a real or complex tensor by a real matrix.
 
-    For a real value, a vector has the elements along the dimension. For a complex value, it has
-    their real parts, followed by their imaginary parts. The products have the same order: elements
-    of a real result, or real parts followed by imaginary parts of a complex result.
+    A complex tensor is given as two real tensors: its real part and its imaginary part. Its vectors
+    are then the real parts along the dimension, followed by the imaginary parts. If the matrix has
+    2 * `after` columns, the result is complex: the first half of each product is the real part, the
+    second half the imaginary part.
 
     Args:
-        parts: the names of the real value, or of the two parts of a complex value.
+        parts: the name of the real tensor, or the names of the real and the imaginary part.
         dim: the dimension, not negative.
-        rank: the rank of the values.
+        rank: the rank of the tensors.
         after: the extent of dimension `dim` in each result.
         matrix: the matrix in float64, by which each vector is multiplied from the right.
 
     Returns:
-        The names of the real result, or of the two parts of a complex result.
+        The name of the real result, or the names of its real and its imaginary part.
     """
     order = [*(axis for axis in range(rank) if axis != dim), dim]
     back = [order.index(axis) for axis in range(rank)]

@@ -33,19 +33,21 @@ from tilewright.compiler.sizes import larger, same_extents
 class _Cache:
     """The places of new keys or values in the resulting cache of a GroupQueryAttention node.
 
-    "Row" stands for the key or value of one token.
+    "Row" stands for the key or value of one token. A batch has several sequences of tokens, each
+    with its own rows.
 
     Attributes:
         node: the imported node.
-        rows: the number of new rows.
+        rows: the number of new rows per sequence.
         total: the number of old and new rows. If this number is known only at run time, `total` is
             the length of the old cache.
         length: the capacity of the resulting cache in rows.
         past: the number of old rows, which precede the new ones; None if the number is known only
             at run time, or differs within the batch.
-        first: the value, (batch,) or (1,), with the position of each batch row's first new row.
-        last: the value, (batch,), with the position of each batch row's last key; None if the batch
-            is 1 and `past` is known.
+        first: the name of a value, (batch,) or (1,): for each sequence, the position of the first
+            new row.
+        last: the name of a value, (batch,): for each sequence, the position of the last key. None
+            if the batch is 1 and `past` is known.
     """
 
     node: OnnxNode
@@ -123,7 +125,7 @@ def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
     A row is the key or value of one token. Two inputs determine the places: seqlens_k (input 5) and
     total_sequence_length (input 6), the number of old and new rows. With a batch of 1, the number
     of old rows is the total less the new rows. With a larger batch, seqlens_k has the position of
-    the last key of each batch row. If the total is known only at run time, the new rows must fit
+    the last key of each sequence. If the total is known only at run time, the new rows must fit
     into unused rows of the old cache, because the resulting cache has the same length.
 
     Args:
