@@ -306,11 +306,13 @@ def _stride(tensor: Tensor, dim: int) -> int:
 
 
 def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
-    """Return the size of a dot-product group, its elements that exist, and their distance in bytes.
+    """Return three numbers that describe a dot-product group: elements, valid elements, distance.
 
-    A dot-product group is one operand of a dot-product instruction. The instruction reads `count`
-    elements; a tensor may have fewer. `offset` is the byte offset of the access, as a linear form
-    of the loop variables. If the access has no dot-product groups, the result is (1, 1, 0).
+    A dot-product group is one operand of a dot-product instruction. The numbers are the elements
+    that the instruction reads (`count`), how many of these elements the tensor has, and the
+    distance between neighbouring elements in bytes. If the access has no dot-product groups, the
+    result is (1, 1, 0). `offset` is the byte offset of the access, as a linear form of the loop
+    variables.
 
     Raises:
         ScheduleError: if the layout is not one of the supported two: the elements of a dot-product
