@@ -66,7 +66,8 @@ class Timings:
     def _inside(self) -> list[float]:
         """Return a list with one number for each running stage of this thread, outermost first.
 
-        The number is the seconds that stages within this stage have taken so far.
+        A stage is a timed section of code, and stages may be nested. The number is the seconds that
+        other stages inside this stage have taken so far.
         """
         found: list[float] | None = getattr(self._threads, "inside", None)
         if found is None:

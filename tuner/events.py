@@ -53,10 +53,10 @@ class TaskSnapshot:
         origins: number of candidates from each origin, such as a search strategy. Candidates whose
             code had been measured before are included.
         best_origin: the origin of the fastest candidate.
-        relative: workload key of another task, whose workload differs only in numbers such as
-            scales. If it is not empty, the other task is searched instead of this one, or its
-            stored schedule is tried. Until the task's own candidates are compared, its seconds are
-            those of the other task.
+        relative: workload key of a similar task, whose workload differs only in numbers such as
+            scales; empty without one. This task is then not searched: it tries the schedule of the
+            similar task. Until this task's own candidates are compared, `default_seconds` and
+            `best_seconds` are those of the similar task.
     """
 
     name: str

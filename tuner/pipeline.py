@@ -380,9 +380,10 @@ class Pipeline:
     def _is_known(self, batch: Batch, result: Built) -> bool:
         """Whether to reuse the measurement of an earlier candidate with the same code.
 
-        Return True in screening if the earlier measurement exists. A replay of a recorded run never
-        reuses one: it has a recorded measurement for each candidate. Which of two candidates is the
-        earlier one depends on the duration of their builds, which differs between runs.
+        Return True in screening if the earlier measurement exists. Always return False in a replay
+        of a recorded run. The replay has a recorded measurement for each candidate, but builds may
+        finish in another order, so that another candidate with the same code would be the earlier
+        one.
         """
         known = result.object_digest in batch.state.by_object
         return known and batch.phase is Phase.SCREEN and not self.repeats

@@ -92,7 +92,9 @@ class ArtifactWriter:
         ports: ModelPorts | None = None,
         stages: SegmentBoundary[int] | None = None,
     ) -> Artifact:
-        """Write all files except the weights, and return the artifact in the temporary folder.
+        """Write all files of the artifact except the weights, and return the artifact.
+
+        The files are in the writer's temporary folder.
 
         Args:
             programs: the programs of the artifact. `Artifact.executable` loads the first by
@@ -102,8 +104,9 @@ class ArtifactWriter:
             metadata: JSON data: model, schedules, record keys, versions.
             ports: the model's inputs and outputs with their dynamic dimensions; None if no input
                 has a named dimension.
-            stages: the tree of segments of a model that computes some sizes from data, each with an
-                index into `programs`; None for other models.
+            stages: for a segmented model, the tree of its segments, which refer to `programs` by
+                index; None for other models. A segmented model computes some tensor sizes from
+                data. Each segment is a part of the model with its own program.
 
         Raises:
             OSError: if a file cannot be written.

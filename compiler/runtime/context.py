@@ -27,15 +27,15 @@ GROWTH = 1.5
 
 
 class SizedPort(NamedTuple):
-    """An input or output of one run, with fixed sizes.
+    """An input or output of a program, with the sizes of one run of the program.
 
     Attributes:
         dtype: the element type.
         shape: the array's shape in this run.
-        bytes: the size of its memory.
-        positions: the indices in `RunContext.pointers` at which its address is stored.
-        stored: the shape of its buffer, which is larger than `shape` if the buffer has unused rows
-            at the end (slack capacity, `Port.room`).
+        bytes: the size of the array's memory.
+        positions: the indices in `RunContext.pointers` at which the array's address is stored.
+        stored: the shape of the array's buffer. It is larger than `shape` if the buffer has unused
+            rows at the end (slack capacity, `Port.room`).
     """
 
     dtype: np.dtype[Any]
@@ -45,9 +45,10 @@ class SizedPort(NamedTuple):
     stored: tuple[int, ...]
 
     def rows_in(self, buffer: Array) -> Array:
-        """Return a view of the array in its buffer, without the buffer's unused rows.
+        """Return a view of the used rows of a buffer.
 
-        `buffer` has the shape `stored`. The view is its leading part, of the shape `shape`.
+        `buffer` has the shape `stored`, and may have unused rows at its end. The view has the shape
+        `shape`, and starts at the first element of the buffer.
         """
         return buffer[tuple(map(slice, self.shape))] if self.shape else buffer
 
@@ -137,16 +138,18 @@ def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
 
 
 class RunContext:
-    """The memory and instructions that a run needs; concurrent runs use separate contexts.
+    """The memory of one run of a program, and the program's instructions with the sizes of the run.
 
-    `resize` computes all sizes of a run; `hold` writes them into the instructions and allocates
-    memory. Memory is reused: a run with equal or smaller sizes than before allocates nothing.
+    Concurrent runs use separate contexts. `resize` computes all shapes and offsets for the sizes of
+    a run. `hold` then writes the sizes and offsets into the instructions, and allocates memory. A
+    later run with equal or smaller sizes reuses the memory.
 
     Attributes:
         values: the sizes that were passed to the last call of `resize`; None before the first call.
-        ready: whether `hold` was called for these sizes.
-        pointers: the address of each buffer that the instructions refer to.
-        counts: for each output with an extent that depends on data, this extent.
+        ready: whether `hold` was called after the last call of `resize`.
+        pointers: the address of each buffer that the instructions use.
+        counts: one integer per output. If the data of the run determine an extent of the output,
+            the integer is this extent.
         program: address of the interpreter's struct `tw_program`.
     """
 
@@ -206,9 +209,9 @@ class RunContext:
     def resize(self, values: tuple[int, ...]) -> None:
         """Compute all shapes, byte counts and offsets of the program for the sizes of a run.
 
-        `values` contains the size of each dynamic dimension, in the order of `Program.dimensions`
-        and divided by `Dimension.multiple`. The numbers of unused rows in buffers (slack
-        capacities, `Program.rooms`) follow.
+        `values` contains the size of each dynamic dimension, divided by `Dimension.multiple`, in
+        the order of `Program.dimensions`. After these sizes, it contains the slack capacities, in
+        the order of `Program.rooms`. A slack capacity is the number of unused rows in a buffer.
 
         Raises:
             OutOfMemoryError: if a computed size overflows, so that no machine has enough memory.

@@ -127,7 +127,7 @@ class Executable(Model):
     def outputs(self) -> tuple[ModelPort, ...]:
         """The name, dtype and shape of each output, in the order in which `run` returns them.
 
-        If an extent of an output depends on data, the shape has its maximum.
+        If an extent of an output depends on data, the shape contains the largest possible extent.
         """
         return tuple(map(described, self.program.outputs))
 
@@ -223,9 +223,12 @@ class Executable(Model):
     def rooms(self) -> tuple[tuple[int, ...], ...]:
         """For each slack capacity in `Program.rooms`, the indices of the outputs that have it.
 
-        A slack capacity is the number of unused rows at the end of a buffer. The result is `()` if
-        runs cannot use such rows. They can use them only if each output with slack can be written
-        over an input with slack, and each input with slack is the memory of such an output.
+        A slack capacity is the number of unused rows at the end of a buffer. A program uses these
+        rows if it appends rows in place: an output overwrites an input with slack capacity. The
+        result is `()`, and no rows can be used, in two cases:
+
+        - An input has slack capacity, but no output overwrites this input.
+        - A slack capacity belongs to no output, or to an output that does not overwrite an input.
         """
         program, continued = self.program, self._continued.values()
         with_room = {k for k, port in enumerate(program.inputs) if port.room is not None}
@@ -466,10 +469,11 @@ def _address(array: Array) -> int:
 
 
 def _front(array: Array, dim: int, count: int) -> Array:
-    """Return an output with its extent in this run, given the array of its largest shape.
+    """Return the used part of an output whose extent along `dim` depends on data.
 
-    The extent `count` along `dim` depends on data. The result is a view of the array's first
-    elements. Kernels store such an output contiguously at the start of its memory.
+    `array` has the largest possible shape. The run has determined the extent `count` of dimension
+    `dim`. The result is a view of the first elements of `array`, because kernels store such an
+    output contiguously at the start of its memory.
     """
     shape = (*array.shape[:dim], count, *array.shape[dim + 1 :])
     return array.reshape(-1)[: prod(shape)].reshape(shape)

@@ -64,18 +64,20 @@ class GuardedModel(Model):
     """A compiled model that consists of several programs, each with a guard (`SegmentGuard`).
 
     A guard is the condition on sizes and values under which a run may use the program. Each program
-    is compiled only once, even if several threads need it at the same time.
+    is compiled only once, even if several threads need it at the same time. A segmented model
+    computes some tensor sizes from data. It is divided into segments at boundaries, and each
+    segment has its own programs.
 
     Args:
         ports: the model's inputs and outputs with their dimensions.
-        first: the boundary before the first node of the model, with the programs to select from.
+        first: the boundary before the first node of the model. It stores the programs for the whole
+            model or, if the model is segmented, for the first segment.
         make: a function that compiles the missing program for a guard, and adds it to
             `SegmentBoundary.made`. Calls are serialised by a lock.
-        part: a function that returns the same model with other names of input dimensions. If two
-            dimensions with the same name have different sizes in a run, it is called with separate
-            names for them. If `part` is None, such a run compiles a separate program. It raises
-            InvalidInputError instead if the model was loaded from an artifact, or computes some
-            sizes from data (is segmented).
+        part: a function that returns the same model with other names of input dimensions. It is
+            called if two dimensions with the same name have different sizes in a run. None selects
+            the default: a model that compiles such programs. A segmented model, or one loaded from
+            an artifact, has no default; such a run raises InvalidInputError.
 
     Raises:
         InvalidArgumentError: if the model pads its inputs, but an output could not be cropped.
@@ -329,11 +331,11 @@ class GuardedModel(Model):
         return self._stage(self._first, self._values(arrays))[0].program
 
     def _first_to_try(self, facts: SegmentGuard) -> Executable | None:
-        """Return the program with the guard `facts`, if runs may try it first.
+        """Return the program with the guard `facts`, if runs may try this program first.
 
         A guard is the condition on sizes under which a program may be used. A run that tries a
         program first does not compare guards: it uses the program whenever the program accepts the
-        inputs. The result is None in four cases, in which this could be wrong:
+        inputs. The result is None in four cases, in which the run could use a wrong program:
 
         - The model computes some sizes from data (is segmented).
         - A program with fixed sizes has priority for some sizes.
@@ -448,7 +450,8 @@ class GuardedModel(Model):
     def _with_inputs(self, inputs: Mapping[str, Dims]) -> GuardedModel:
         """Return the model with other names of input dimensions, and without compiled programs.
 
-        This model must not compute sizes from data (must not be segmented).
+        `inputs` maps the name of each input to its new dimensions. This model must not compute
+        sizes from data (must not be segmented).
         """
         ports, reads = replace(self.ports, inputs=inputs), self._first.reads.with_dims(inputs)
         return GuardedModel(ports, unsegmented(reads, ports), self._make)
@@ -532,11 +535,18 @@ class GuardedModel(Model):
     def _stage(
         self, cut: SegmentBoundary[Executable], values: Mapping[str, Array]
     ) -> tuple[ModelSegment[Executable], dict[str, Array]]:
-        """Return the segment that a run needs after the boundary `cut`, and its program's inputs.
+        """Return the segment with which a run continues after a boundary, and its program's inputs.
 
         A segment is a part of the model that one program computes. It is compiled if it does not
-        exist. `values` has the arrays that are known at the boundary, by name. The program's inputs
-        are returned by name too.
+        exist.
+
+        Args:
+            cut: the boundary: a point between segments, or the start of the model.
+            values: the arrays that the run has computed before the boundary, by name. At the start,
+                they are the model's inputs.
+
+        Returns:
+            The segment, and the inputs of its program by name.
         """
         while True:
             facts = cut.guard(values)
@@ -560,10 +570,16 @@ class GuardedModel(Model):
     ) -> ModelSegment[Executable] | None:
         """Return the segment with the guard `facts`, and compile it if it does not exist.
 
-        A segment is a part of the model that one program computes. Its guard is the condition under
-        which a run may use it. The result is None if the guard is obsolete: a failed compilation,
-        here or in another thread, showed that its ranges must be narrower, or that sizes must be
-        fixed. The caller must then compute another guard.
+        A segment is a part of the model that one program computes. Its guard is the condition on
+        sizes and values under which a run may use the segment. The result is None if one program
+        cannot serve all sizes of the guard. The caller must then compute a narrower guard. A failed
+        compilation, here or in another thread, has shown that ranges must be split or sizes must be
+        fixed.
+
+        Args:
+            cut: the boundary before the segment.
+            facts: the guard.
+            values: the arrays that the run has computed before the boundary, by name.
 
         Raises:
             InvalidInputError: if an artifact has no segment with this guard.
@@ -615,14 +631,15 @@ def unsegmented(
     own: Iterable[Sizes] = (),
     reason: str = "",
 ) -> SegmentBoundary[Executable]:
-    """Return the boundary before the first node of a model that one program computes as a whole.
+    """Return the `SegmentBoundary` at the start of a model that one program computes as a whole.
 
-    At this boundary, a run selects the program.
+    The boundary stores the model's programs. A run selects one of them by the sizes of its inputs.
 
     Args:
         reads: the model's inputs, with the ranges of their dimensions.
         ports: the model's inputs and outputs.
-        ranged: a program with dynamic sizes, possibly for smaller ranges than those of `reads`.
+        ranged: a compiled program with dynamic sizes, or None. Its ranges may be smaller than those
+            of `reads`.
         served: combinations of sizes for which an artifact has programs; None outside of artifacts.
         own: combinations of sizes for which a program with fixed sizes is compiled on first use,
             even if `ranged` accepts them.

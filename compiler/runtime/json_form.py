@@ -129,10 +129,11 @@ class JsonForm:
             programs. The reader ignores their values.
         derive: a function that computes the values of the `derived` entries, given the instance.
         check: a function that raises ValueError if the fields of an instance are inconsistent.
-        opens: fields that are read first, and passed to the function `scope`.
-        scope: a function that returns the context in which the other fields are read (the `scope`
-            of `codec.decode`), such as the known dimensions. Its arguments are the context of the
-            enclosing object and the values of the fields in `opens`.
+        opens: fields that are read before all others, because the other fields refer to them. For
+            example, shapes refer to dimensions.
+        scope: a function that returns the context in which the other fields are read, such as the
+            known dimensions (the argument `scope` of `codec.decode`). Its arguments are the context
+            of the enclosing object and the values of the fields in `opens`.
     """
 
     what: str = ""

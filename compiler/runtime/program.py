@@ -132,25 +132,30 @@ class Slices:
 
 
 def slot_start(number: int) -> int:
-    """Return the offset in bytes of a slot (a block of the arena), as a dynamic size.
+    """Return the offset in bytes of a slot, as a dynamic size.
 
-    A run replaces the dynamic size, which type checkers see as an `int`, by the computed offset.
+    A slot is a block of the arena, the memory for intermediate results. `number` is the index of
+    the slot in the program. A dynamic size is a placeholder for an integer that each run computes;
+    type checkers see an `int`.
     """
     return dynamic_size(slot_dimension(number))
 
 
 def slot_dimension(number: int) -> SlotDimension:
-    """Return the internal dimension whose size is the offset in bytes of a slot in the arena.
+    """Return the internal dimension whose size is the offset in bytes of a slot.
 
-    A slot is a block of the arena whose offset is computed in each run.
+    A slot is a block of the arena, the memory for intermediate results. Each run computes the
+    offset. `number` is the index of the slot in the program.
     """
     return SlotDimension.numbered(number, ALIGNMENT)
 
 
 def slot_end(number: int, slot: Slot) -> int:
-    """Return the offset in bytes of the end of a slot (a block of the arena), as a dynamic size.
+    """Return the offset in bytes of the end of a slot, as a dynamic size.
 
-    The end is aligned, so that another slot may start there.
+    A slot is a block of the arena, the memory for intermediate results. A dynamic size is a
+    placeholder for an integer that each run computes. The end is aligned, so that another slot may
+    start there. `number` is the index of `slot` in the program.
     """
     return slot_start(number) + aligned_bytes(slot.bytes)
 
@@ -165,7 +170,8 @@ class Port:
         shape: the shape, which may contain dynamic sizes.
         counted: the dimension whose extent is determined by data in each run; `shape` contains its
             maximum. None if there is no such dimension.
-        labels: the table of strings or keys, if the elements represent strings or dictionaries.
+        labels: if the elements are indices that represent strings or dictionaries, the table of
+            these strings or of the dictionaries' keys; None for other arrays.
         room: for an array whose buffer has unused elements at the end (slack capacity), the
             dimension along which they lie, and the extent of this dimension in memory. None for
             other arrays.
@@ -470,9 +476,10 @@ class Program:
 
     @property
     def rooms(self) -> tuple[SlackDimension, ...]:
-        """The slack capacities: numbers of unused rows in the buffers of inputs and outputs.
+        """The slack capacities of the program's inputs and outputs, sorted by name.
 
-        They are dimensions, sorted by name. A run without unused rows sets them to 0.
+        A slack capacity is the number of unused rows at the end of a buffer. It is a dimension,
+        because its size may differ between runs. The size is 0 in a run without unused rows.
         """
         found = dimensions(*(n for port in (*self.inputs, *self.outputs) for n in port.stored))
         return tuple(each for each in found if isinstance(each, SlackDimension))
@@ -546,9 +553,10 @@ class Program:
 
     @property
     def borders(self) -> Mapping[str, tuple[int, ...]]:
-        """Maps a dimension's name to the sizes at which the range is divided into intervals.
+        """Maps a dimension's name to the sizes after which the program uses other kernels.
 
-        Each size is the last of an interval. The program uses other kernels for larger sizes.
+        For example, with (16, 64), the program has kernels for sizes up to 16, for 17 to 64, and
+        for larger sizes. The sizes are in ascending order.
         """
         found: dict[str, set[int]] = {}
         for each in self.walk():

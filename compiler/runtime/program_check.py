@@ -229,10 +229,11 @@ class _Instructions:
         return signature
 
     def _within(self, ref: BufferRef) -> tuple[int, int]:
-        """Return the offset of a buffer in its slot, and the size of the slot, in bytes.
+        """Return the offset of a buffer in its memory block, and the size of the block, in bytes.
 
-        A slot is a block of the arena whose offset is computed in each run. If the buffer is not in
-        a slot, the offset and the size are those in the arena or the weights.
+        The block is the slot that contains the buffer, if there is one: a part of the arena whose
+        offset is computed in each run. Otherwise, the block is all weights or the whole arena (the
+        memory for intermediate results).
         """
         program = self._program
         if (number := _slot(ref)) is not None:

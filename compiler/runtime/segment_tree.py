@@ -49,8 +49,9 @@ _Hexadecimal = Annotated[bytes, Via(str, lambda text, _: bytes.fromhex(text), by
 class _StoredSegment:
     """The JSON form of a segment (a part of a model with its own program) and its guard.
 
-    `sizes`, `known` and `open` are the fields of `SegmentGuard`; the other fields are those of
-    `ModelSegment`.
+    A guard is the condition on sizes and values under which a run may use the segment. `sizes`,
+    `known` and `open` are the fields of the guard (`SegmentGuard`). The other fields are those of
+    the segment (`ModelSegment`).
     """
 
     sizes: tuple[tuple[str, int], ...]
@@ -191,10 +192,15 @@ def _check_cut(
 
 
 def _check_inputs(program: Program, reads: LiveIns, facts: SegmentGuard) -> None:
-    """Raise ValueError if an input of a program is not available at the boundary before it.
+    """Raise ValueError if a program needs an input that is not computed before it.
 
-    `reads` has the values that are available at the boundary. The element type and the rank must
-    agree. `facts` is the guard of the program: the condition under which a run may use it.
+    A model is divided into parts at boundaries, and the program computes one part. Each input of
+    the program must be a value of `reads`, with the same element type and rank.
+
+    Args:
+        program: the program.
+        reads: the values that are available at the boundary before the program.
+        facts: the guard of the program: the condition under which a run may use it.
     """
     names = [dimension.name for dimension in facts.open]
     given: dict[str, ValueKind] = {}
@@ -226,10 +232,11 @@ def _kind_text(kind: ValueKind | None) -> str:
 
 @dataclass(slots=True, eq=False)
 class _LoadedBoundary(SegmentBoundary[Executable]):
-    """A boundary in a loaded artifact, with the segments (parts of the model) that may follow it.
+    """A boundary between parts of a model that was loaded from an artifact.
 
-    A segment's program is loaded on first use. `listed` maps guards (conditions under which a
-    segment may be used) to the artifact's segments.
+    It stores the segments that may follow. A segment is a part of the model with its own program.
+    The program is loaded on first use. `listed` has the artifact's segments by guard, the condition
+    under which a run may use the segment.
     """
 
     listed: Mapping[SegmentGuard, ModelSegment[int]] = field(default_factory=dict)
@@ -246,10 +253,11 @@ def load_segments(
 ) -> GuardedModel:
     """Return a model whose programs are loaded from an artifact on first use.
 
-    The model computes some sizes from data, so that a run uses several programs in order.
+    The model computes some sizes from data, so that a run uses several programs in order. The
+    programs form a tree: each boundary has the programs that may follow it.
 
     Args:
-        first: the boundary before the first node of the model.
+        first: the boundary at the start of the model, the root of the tree.
         ports: the inputs and outputs of the model.
         load: a function that loads a program, given its index in the artifact.
     """

@@ -97,14 +97,16 @@ class LiveIn:
 class SegmentGuard:
     """The condition on sizes and values under which a segment (part of a model) may be used.
 
-    Guards are the keys of `SegmentBoundary.made`. A guard without dynamic dimensions also describes
-    the sizes and values of one run (`LiveIns.exact`).
+    Some values determine shapes: for example, an integer tensor whose elements are the new sizes of
+    a Reshape. A guard has conditions on the elements of such values. Guards are the keys of
+    `SegmentBoundary.made`. A guard without dynamic dimensions also describes the sizes and values
+    of one run (`LiveIns.exact`).
 
     Attributes:
-        sizes: (name, size) of each dimension, and of each element of a shape-determining value,
-            that must have this size.
-        known: (name, bytes, shape) of each shape-determining value whose elements are not sizes,
-            and must equal these bytes.
+        sizes: the required size of each fixed dimension, as (name, size). An element of a value
+            that determines shapes is listed like a dimension.
+        known: the required contents of other values that determine shapes, such as booleans that
+            select a branch, as (name, bytes, shape).
         open: the dimensions and elements that stay dynamic, with the ranges of their sizes.
     """
 
@@ -135,15 +137,16 @@ class SegmentGuard:
 
 @dataclass(frozen=True, slots=True)
 class LiveIns:
-    """The live-ins of a boundary in a model: the values from before the boundary that are used
-    later.
+    """The live-ins of a boundary: values that a model computes before the boundary and uses later.
+
+    A boundary is a point at which a model is divided into segments, each with its own program.
 
     Attributes:
         crossings: the live-ins, in order.
-        ranges: maps the name of a dynamic dimension to the range that limits its sizes. Elements of
-            shape-determining values have no ranges.
-        defaults: maps the name of a dimension that has no entry in `ranges` to the range for which
-            its first program is compiled.
+        ranges: maps the name of a dynamic dimension to the range of its valid sizes. Elements of
+            values that determine shapes have no ranges.
+        defaults: maps the name of a dimension without an entry in `ranges` to a range that its
+            first program should support.
         derived: the names of dimensions whose sizes the model computes from other dimensions.
     """
 
@@ -187,7 +190,7 @@ class LiveIns:
     def around(
         self, exact: SegmentGuard, ends: Mapping[str, Sequence[int]], steps: Mapping[str, int]
     ) -> SegmentGuard:
-        """Generalise the guard of one run to a guard that holds for as many other runs as possible.
+        """Return a guard with ranges that holds for one run and as many other runs as possible.
 
         A guard is the condition on sizes under which a program may be used. Sizes above 0 become
         dynamic, with the largest ranges that contain no split point.
@@ -196,8 +199,8 @@ class LiveIns:
             exact: the guard that holds only for the sizes of the run.
             ends: maps the name of a dimension to its split points: the sizes at which a new range
                 must start.
-            steps: maps the name of a dimension to a number of which dynamic sizes must be
-                multiples. If the run's size is not a multiple, it stays fixed.
+            steps: maps the name of a dimension to a number. All sizes in the dimension's range must
+                be multiples of this number. If the run's size is not a multiple, it stays fixed.
         """
         opened = self._open(dict(exact.sizes))
         fixed: list[tuple[str, int]] = []
@@ -229,9 +232,14 @@ class LiveIns:
     def inputs(self, facts: SegmentGuard, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return the inputs, by name, of the program with the guard `facts`.
 
-        `arrays` has the values that are known at the boundary before the program, by name. The
-        dynamic elements of a shape-determining value are passed as the extents of an empty array. A
-        shape-determining value without dynamic elements is not passed.
+        A guard is the condition under which a run may use the program. Most values are passed
+        unchanged. A value that determines shapes, such as the new sizes of a Reshape, is passed in
+        another form: as an empty array whose extents are the value's dynamic elements. It is not
+        passed if all its elements are fixed by the guard.
+
+        Args:
+            facts: the guard.
+            arrays: the arrays that the run has computed before the program, by name.
         """
         found: dict[str, Array] = {}
         names = {dimension.name for dimension in facts.open}
@@ -292,11 +300,13 @@ class LiveIns:
 class ModelSegment(Generic[P]):
     """A segment (a part of a model with one program), and the boundary that follows it.
 
+    At a boundary, a run selects the next segment.
+
     Attributes:
         program: the program; None if the segment computes no value.
-        makes: the names in the model of the program's outputs. The program may have other names for
-            them, if an output is also an input or a constant.
-        behind: the boundary after the program; None at the end of the model.
+        makes: for each output of the program, the name of this value in the model. The program may
+            use another name, if the value is also an input or a constant.
+        behind: the boundary after the segment; None at the end of the model.
     """
 
     program: P | None
@@ -309,20 +319,23 @@ class SegmentBoundary(Generic[P]):
     """A boundary between segments of a model, with the compiled segments that may follow it.
 
     A segment is a part of the model with one program. Its guard is the condition on sizes and
-    values under which a run may use the segment.
+    values under which a run may use the segment. At a boundary, a run selects the next segment by
+    its guard.
 
     Attributes:
-        reads: the live-ins: the values from before the boundary that are used after it.
+        reads: the live-ins: the values that are computed before the boundary and used after it.
         ends: maps the name of a dimension to its split points. A range may not contain a split
-            point, because the compiler needs the result of a comparison that changes there.
-        steps: maps the name of a dimension to a number of which sizes in a range must be multiples.
+            point, because the result of a comparison in the model changes there.
+        steps: maps the name of a dimension to a number. All sizes in a range of the dimension must
+            be multiples of this number.
         made: the compiled segments after the boundary, by guard.
         reason: the reason why a program with dynamic sizes is impossible; empty if no reason was
             found.
-        asked: guards with ranges for which the compilation failed, with the error: some condition
-            holds only for a part of the ranges. Single sizes within the ranges may compile.
-        refused: guards with ranges for which the model is invalid, with the error. The model may be
-            valid for single sizes within the ranges.
+        asked: guards with ranges for which the compilation failed, because some condition holds
+            only for a part of the ranges; with the errors. Single sizes within the ranges may
+            compile.
+        refused: guards with ranges for which the model is invalid, with the errors. The model may
+            be valid for single sizes within the ranges.
         own: guards of fixed sizes for which a separate program is compiled, although a program with
             ranges accepts these sizes.
         served: the guards of an artifact's segments; None if further segments can be compiled.

@@ -9,8 +9,8 @@ and a run does not copy them:
   buffer is full, the cache is copied to a buffer twice as large.
 - Other states have two buffers, of which a run reads one and writes the other. They are swapped
   after each run.
-- A model that computes some sizes from data runs several programs per step. The states are then the
-  arrays that the run returned.
+- A model that computes some sizes from data needs several programs for one run. The states
+  are then the arrays that the run returned.
 """
 
 from __future__ import annotations

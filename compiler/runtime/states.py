@@ -164,7 +164,8 @@ class SessionState:
         Args:
             port: the input of the program.
             output: the output that becomes this input.
-            rooms: the program's slack capacities: numbers of unused rows in buffers, as dimensions.
+            rooms: the program's slack capacities. Each is a dynamic size: the number of unused rows
+                at the end of some buffers.
 
         Raises:
             InvalidArgumentError: if the dtypes or shapes differ, the output's number of elements
@@ -191,11 +192,14 @@ class SessionState:
         self._dtype = port.dtype.numpy
 
     def of(self, port: SizedPort, *, has_slack: bool) -> Placed:
-        """Return the current value in a buffer that a run may overwrite.
+        """Return the buffer with the state's current value, which the next run may overwrite.
 
-        If the value is not in such a buffer yet, it is copied into a new one. `port` is the run's
-        input for this value. If `has_slack` is true, the buffer has unused rows at the end, which
-        the caller must have provided by `have_room`.
+        The value is copied into a new buffer if it is not in a buffer that the run may overwrite.
+
+        Args:
+            port: the run's input for this value.
+            has_slack: whether the buffer has unused rows at the end. The caller must have added
+                these rows by `have_room`.
         """
         if self._now is None or (self._now.room is not None and not has_slack):
             old = self._known()
@@ -230,12 +234,12 @@ class SessionState:
     def next(self, port: SizedPort, *, in_place: bool, has_slack: bool) -> Placed:
         """Return the buffer for the state's next value, which a run writes as the output `port`.
 
-        The buffer depends on the flags:
+        There are three cases:
 
-        - If `has_slack` is true, it is the memory of the current value, with as many rows as
-          `port`. This memory has unused rows at the end.
-        - Otherwise, if `in_place` is true, it is the buffer of the current value.
-        - Otherwise, it is the state's second buffer.
+        - If `has_slack` is true, the run appends rows to the current value. The result is the
+          memory of the current value, which has unused rows at its end, with the shape of `port`.
+        - Otherwise, if `in_place` is true, the result is the buffer of the current value.
+        - Otherwise, the result is the state's second buffer.
         """
         spare = self._spare
         if has_slack:
@@ -351,12 +355,13 @@ class SessionStep(NamedTuple):
 
 
 def with_rooms(executable: Executable, moves: Sequence[StateMove]) -> SessionStep:
-    """Plan a step of a session, with unused rows (rooms) at the ends of growing states if possible.
+    """Plan a step of a session, and reserve memory for the growth of states if possible.
 
-    A program may append rows to a state, such as a cache, in a buffer with memory for more rows
-    (slack capacity). It can do so only if each output that it writes in this way is a state which
-    the step updates in place. Otherwise, the returned plan has no rooms, and its states are in
-    buffers without unused rows.
+    A session is a series of runs, and a step is one of these runs. A state, such as a cache, is an
+    output that the next run reads as an input. A program may append rows to a state in place, if
+    the state's buffer has unused rows at its end (slack capacity). The plan uses such buffers only
+    if every output with slack capacity is a state that the step updates in place. Otherwise, all
+    states are in buffers without unused rows.
 
     Args:
         executable: the executable that runs the step.

@@ -1,10 +1,10 @@
 """Estimates of register tiles: registers, loads, dependent sums, and work wasted in partial tiles.
 
-A tile computes `rows` by `vectors` vectors of sums. One factor of the product is packed into a
-panel. Each step of the reduction loads one row of the panel, which is `vectors` vectors. The step
-multiplies this row by one scalar of the other factor per row of the tile. Templates (kernel
-generators) whose tiles work differently count their own registers: a window, or a product without a
-panel.
+A register tile of a matrix product has `rows` rows of sums, and each row fills `vectors` vector
+registers. One factor of the product is packed into panels, blocks of columns. Each reduction step
+loads one row of a panel, which also fills `vectors` registers. It multiplies this row by one scalar
+of the other factor for each row of the tile. Some templates (kernel generators) have other tiles,
+such as pooling windows, and count their own registers.
 """
 
 from __future__ import annotations
@@ -59,15 +59,17 @@ def step_loads(
     """Return the loads per step of a register tile, weighted by how much they delay multiply-adds.
 
     A step multiplies one row of a panel (a packed factor) by one scalar for each row of the tile.
-    On a target without loads that broadcast, a second instruction broadcasts each scalar. A scalar
-    then counts as two loads, and loads of the panel's vectors are free.
+    Some targets cannot broadcast a scalar while loading it, and need a second instruction. For
+    these targets, each row of the tile counts as two loads, and loads of the panel are neglected if
+    it stays in the first-level cache.
 
     Args:
         target: the processor.
         scalars: loads per step for the scalars.
         rows: rows of the tile.
         vectors: vectors per row of the tile.
-        near: whether the panel stays in the first-level cache; other panels cost more.
+        near: whether the panel stays in the first-level cache. Otherwise, loads of the panel count
+            more, and loads of scalars count less.
     """
     spread = scalars if target.broadcasts else 2 * rows
     panel = vectors if target.broadcasts else 0

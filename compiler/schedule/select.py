@@ -73,9 +73,13 @@ def untuned_schedules(
     """Yield the default schedules of a workload that has not been tuned, best guess first.
 
     There is one schedule per template (kernel generator) that applies. The last one is a fallback
-    that lowers any workload. If `any_rows` is true or the workload has dynamic sizes, the first
-    schedule serves any number of rows, if a template has such a schedule. A workload with dynamic
-    sizes is analysed at typical sizes.
+    that lowers any workload. A workload with dynamic sizes is analysed at typical sizes.
+
+    Args:
+        workload: the workload (a fused subgraph).
+        mode: the target and the options of code generation.
+        any_rows: whether to yield first a schedule for a matrix product with any number of rows, if
+            a template has one. This is always done for a workload with dynamic sizes.
 
     Raises:
         CompilerError: if no template applies.
@@ -123,20 +127,21 @@ def _lowers(workload: Workload, schedule: Schedule, mode: Mode) -> bool:
 
 @memo(8192)
 def _space(template: Template[Any], workload: Workload, mode: Mode) -> SubSpace | None:
-    """Return the schedules of a template (kernel generator) for a workload, or None.
+    """Return the schedules of a template (kernel generator) for a workload.
 
-    The result is memoised, because tuning and building need the same schedules.
+    The result is None if the template does not apply to the workload or has no valid schedule. It
+    is memoised, because tuning and building need the same schedules.
     """
     return template.space(workload, mode)
 
 
 @memo(1024)
 def _any_rows(workload: Workload, mode: Mode, is_dynamic: bool) -> Schedule | None:
-    """Return a schedule that serves any number of rows, or None.
+    """Return a schedule for a matrix product with weights and any number of rows.
 
-    It is from the first template (kernel generator) that has such a schedule. If `is_dynamic` is
-    true, the schedule is for one kernel with a dynamic number of rows. Otherwise, it is for several
-    kernels, one per number of rows, that share packed weights.
+    The result is from the first template (kernel generator) that has such a schedule; None without
+    one. If `is_dynamic` is true, the schedule is for one kernel with a dynamic number of rows.
+    Otherwise, it is for several kernels, one per number of rows, that share packed weights.
     """
     offered = (each.any_rows_schedule(workload, mode, is_dynamic) for each in templates())
     return next((each for each in offered if each is not None), None)
@@ -146,8 +151,8 @@ def lower_schedule(workload: Workload, schedule: Schedule, mode: Mode) -> Kernel
     """Lower a workload with a schedule to a kernel whose outer loops are divided among the threads.
 
     Raises:
-        ScheduleError: if no template (kernel generator) has the schedule's algorithm, or the
-            schedule does not fit the workload at each of its dynamic sizes.
+        ScheduleError: if no template (kernel generator) has the schedule's algorithm, or if the
+            schedule is not valid for all sizes of the workload.
     """
     kernel = template_of(schedule.algorithm).kernel(workload, schedule, mode)
     return replace(kernel, nest=parallelise(kernel.nest, mode.threads))

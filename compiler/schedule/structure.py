@@ -315,15 +315,16 @@ def kernel_of(
 
     Args:
         problem: the workload as one expression.
-        stages: in the order in which they run. Loops that write zeros into the output's halo, a
-            border around the stored tensor, are added to the last stage.
+        stages: the stages, in the order in which they run. Loops that write zeros into the output's
+            halo, a border around the stored tensor, are added to the last stage.
         mode: the target and its options.
-        packed: inputs in another layout, such as packed weights. Each replaces the input with its
-            name.
+        packed: inputs in another layout, such as packed weights. Each replaces the input with the
+            same name.
         shared: buffers that all threads share.
         scratch: buffers that are private to a thread.
-        output: the output tensor of the workload, if the problem computes only a part of it.
-        transforms: pairs of a weight's name and the transform before it is packed.
+        output: the output tensor of the workload, if `problem` computes only a part of the output.
+        transforms: the weights whose values are transformed before they are packed, as for
+            Winograd's algorithm. Each entry is the name of a weight and its transform.
     """
     output = output or problem.output.tensor
     lanes = mode.target.lanes(DType.FLOAT32)

@@ -57,15 +57,15 @@ class SizesDifferError(DynamicSizeError):
 
 @dataclass(frozen=True, slots=True)
 class SizeErrorContext(AbstractContextManager[None]):
-    """A context manager that adds details to a `DynamicSizeError` raised within it.
+    """A context manager that adds details to a `DynamicSizeError` raised inside its `with` block.
 
     The error states that ranges of sizes do not decide a condition, such as `n <= 512`.
 
     Attributes:
         who: the origin of the condition, such as a node or a pass.
-        never_above: whether the condition must hold, so that the model is invalid at all sizes at
-            which it does not. For `n <= 512`, these are the sizes at which `n - 512` is positive.
-            The value becomes `DynamicSizeError.never_above`.
+        never_above: whether the model is invalid for all sizes that violate the condition. For `n
+            <= 512`, these are the sizes at which `n - 512` is positive. If true, it sets
+            `DynamicSizeError.never_above`.
     """
 
     who: str = ""

@@ -30,11 +30,13 @@ def invalid_everywhere(
 ) -> InvalidModelError | None:
     """Return an error if a model is invalid at every size of its ranges, else None.
 
-    The model is first imported with the ranges. If they leave a condition undecided, the model is
-    imported again with fixed sizes, until an import succeeds:
-    - Up to `MOST_SIZES` combinations of sizes, each combination is tried.
-    - Otherwise, sizes are tried only if the undecided condition is an equality that depends on one
-      dimension and holds at no size. These are evenly spaced sizes of this dimension.
+    The model is first imported with the ranges. If the ranges leave a condition undecided, the
+    model is imported again with fixed sizes, until an import succeeds:
+
+    - If the ranges have at most `MOST_SIZES` combinations of sizes, all combinations are tried.
+    - If there are more, and the undecided condition is an equality that holds at no size of its
+      only dimension, evenly spaced sizes of this dimension are tried.
+    - Otherwise, no sizes are tried, and the result is None.
 
     Args:
         ranges: the range of each dynamic dimension, by name.
@@ -42,7 +44,7 @@ def invalid_everywhere(
 
     Returns:
         An error that names the ranges, the node and the reason; None if the model may be valid at
-        some size.
+            some size.
     """
     try:
         found = attempted(partial(attempt, ranges))
@@ -111,14 +113,15 @@ def sizes_of(dimension: Dimension) -> range:
 def _sizes(ranges: Mapping[str, Dimension], question: DynamicSizeError) -> Iterator[dict[str, int]]:
     """Yield the sizes by dimension name at which `invalid_everywhere` imports the model.
 
-    Up to `MOST_SIZES` combinations of sizes, all of them are yielded. Otherwise, evenly spaced
-    sizes of one dimension are yielded, if an equality of sizes depends on it and holds at none of
-    its sizes. In all other cases, nothing is yielded: imports at some sizes could not show that the
-    model is invalid at every size.
+    - If the ranges have at most `MOST_SIZES` combinations of sizes, all combinations are yielded.
+    - If there are more, and the undecided condition is an equality that holds at no size of its
+      only dimension, evenly spaced sizes of this dimension are yielded.
+    - Otherwise, nothing is yielded, because imports at a few sizes cannot prove that the model is
+      invalid at every size.
 
     Args:
         ranges: the range of each dynamic dimension, by name.
-        question: the error of the import with the ranges, which did not decide a condition.
+        question: the error of the import with the ranges, which states the undecided condition.
     """
     if combinations(ranges.values()) <= MOST_SIZES:
         for sizes in product(*map(sizes_of, ranges.values())):

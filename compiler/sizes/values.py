@@ -150,8 +150,9 @@ def upper_hints(*sizes: int) -> dict[str, int]:
     """Return a large size of each dimension that occurs in the sizes, by name.
 
     The size is the end of the dimension's range, but at most about 128: 64 for 1 to 64, and 128 for
-    1 to 4096. For a dimension of multiples, 128 is rounded up to a multiple. If a size near the
-    middle of the range (`typical`) is larger, the result is that size.
+    1 to 4096. If the sizes of a dimension must be multiples of a number, 128 is rounded up to such
+    a multiple. If a size near the middle of the range (`typical`) is larger than this limit, that
+    middle size is returned.
     """
     return {d.name: _largest(d) * d.multiple for d in dimensions(*sizes)}
 

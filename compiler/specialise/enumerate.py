@@ -71,9 +71,9 @@ def _stages(
 ) -> dict[SegmentGuard, ModelSegment[P]]:
     """Compile the segments (parts of the model) after a boundary.
 
-    A segment is compiled for each guard, a condition on the sizes and values of a run. There is
-    none for sizes for which the model is invalid or the compilation fails. A run with such sizes
-    raises an error.
+    A segment is compiled for each guard, a condition on the sizes and values of a run. No segment
+    is compiled for sizes at which the model is invalid or the compilation fails. A run with such
+    sizes raises an error.
 
     Returns:
         The segments by guard.

@@ -35,7 +35,9 @@ program. Such programs should share their packed weights."""
 
 @dataclass(slots=True, eq=False)
 class JitBoundary(SegmentBoundary[P]):
-    """A boundary of a model, after which segments (parts of the model) are compiled on demand.
+    """A point of a model at which a run selects the next segment, compiled on demand.
+
+    A segment is a part of the model with its own program.
 
     Attributes:
         rest: the part of the model after the boundary.
@@ -98,8 +100,8 @@ class SegmentCompiler(Generic[P]):
                 does.
 
         Raises:
-            InvalidInputError: if the model contradicts itself for the values that the data
-                determine.
+            InvalidInputError: if the model is invalid for values that the run has computed, such as
+                a shape that does not match another.
             CompilerError: if the segment does not compile.
         """
         assert isinstance(cut, JitBoundary)

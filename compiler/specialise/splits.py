@@ -170,14 +170,16 @@ def _split(
 ) -> bool:
     """Split ranges at the sizes where the result of the condition in `error` changes.
 
+    If no split is possible, ranges may instead be restricted to multiples of a number.
+
     Args:
-        cut: the boundary that stores the split points.
-        facts: the guard with the ranges to split.
+        cut: the boundary (start of a program's part of the model) that stores the split points.
+        facts: the guard with the ranges to split: the sizes that one program should serve.
         exact: the sizes of the run that needs the program.
         error: the error of the compilation, which names the condition.
 
     Returns:
-        Whether a split was added to the boundary.
+        Whether a split or a multiple was added to the boundary.
     """
     ranges = {d.name: d for d in facts.open}
     added = False
@@ -244,12 +246,11 @@ def _narrower(
 ) -> Mapping[str, Dimension] | None:
     """Return narrower ranges in which the condition in `error` always has the same result.
 
-    There are two cases:
-    - The sizes are those of the model's inputs (`cut.whole`). The new ranges contain the sizes of
-      the run (`exact`) if possible. Otherwise, one dimension gets a range without its size in
-      `exact`.
-    - The data determine the sizes. The new ranges are those with the most sizes. The result is None
-      if the condition is an equality, or if the boundary already has segments.
+    If one program computes the whole model (`cut.whole`), the new ranges contain the sizes of the
+    run (`exact`) if possible. Otherwise, one dimension gets a range without its size in `exact`.
+
+    If the sizes are computed from data, the new ranges contain as many sizes as possible. The
+    result is None if the condition is an equality, or if the boundary already has segments.
 
     Args:
         cut: the boundary before the program's part of the model.
@@ -258,7 +259,8 @@ def _narrower(
         error: the error of the compilation, which names the condition.
 
     Returns:
-        The new range of each dimension that gets one, by name; None if no such ranges are found.
+        The new range of each dimension whose range changes, by name; None if no such ranges are
+            found.
     """
     sizes = dict(exact.sizes)
     if not cut.whole and (cut.made or not is_dynamic(error.undecided)):

@@ -68,8 +68,8 @@ class PlainForms:
         Args:
             request: a batch of candidates, or a run of whole programs.
             blob: returns the bytes of a blob of the request, by digest.
-            most_elements: the limit for the total number of elements of the random arrays, per case
-                of a batch, or for all programs of a run.
+            most_elements: the limit for the total number of elements of the random arrays: of one
+                set of inputs for a batch, or of all programs for a run.
 
         Returns:
             The new request, and the blobs that it names in addition, by digest: the plan and the

@@ -84,10 +84,10 @@ class Prepared:
     def cases(self) -> tuple[ExpectedOutput, ...] | NoReference:
         """Wait until all expected outputs are computed, and return them in the order of `asked`.
 
-        Candidates are checked with every output, and timed only with the inputs of those outputs
-        whose attribute `point` is set: one for each size point, with the first of its sets of
-        random inputs. If an output could not be computed, the first NoReference is returned
-        instead.
+        Candidates are checked with every output. They are timed only with the inputs of outputs
+        whose attribute `point` is set. There is one such output for each size point: the one for
+        the first set of random inputs. If an output could not be computed, the first NoReference is
+        returned instead.
         """
         found: list[ExpectedOutput] = []
         for (point, draw), made in zip(self.asked, self.made, strict=True):

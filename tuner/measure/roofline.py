@@ -139,8 +139,8 @@ class DotPeak:
         intrinsic: the name of its LLVM intrinsic.
         accumulator: the type of the sums.
         operand: the type of the operands.
-        groups: number of rounds as which one iteration of the measuring loop counts. One round adds
-            the products of one dot-product group (4 for int8) to each 32-bit lane of CHAINS
+        groups: number of rounds of work in one iteration of the measuring loop. One round adds one
+            dot-product group, the sum of 4 products for int8, to each 32-bit lane of CHAINS
             vectors.
         in_tiles: whether the instruction works on AMX tile registers.
     """
@@ -188,9 +188,9 @@ def _peak(target: Target, left: DType, right: DType, sums: DType) -> DotPeak | N
 def dot_peak_ir(target: Target, name: str) -> str:
     """Return LLVM IR of `peak_NAME`, which measures the peak rate of a dot-product instruction.
 
-    The function has the signature of `peak` (`peak_ir`). `name` is the operand type, a key of
-    `dots(target)`. The argument `rounds` of `peak_NAME` counts rounds of work, as `DotPeak.groups`
-    describes.
+    `name` is the operand type, a key of `dots(target)`. The function has the signature `void
+    peak_NAME(int64_t rounds, float *memory)`. One of its rounds adds one dot-product group, such as
+    4 products for int8, to each 32-bit lane of CHAINS vectors.
     """
     found, lanes = dots(target)[name], target.lanes(DType.FLOAT32)
     if found.in_tiles and target.tiles is not None:

@@ -45,15 +45,16 @@ def always_allowed(found: Any, mode: Mode, choice: Mapping[str, Choice]) -> bool
 class Template(Generic[Found]):
     """A method to build loop nests for a kind of workload (a fused subgraph), such as convolutions.
 
-    A schedule has a value for each of the template's knobs, such as tile sizes.
+    A schedule has a value for each of the template's knobs (tuning parameters), such as tile sizes.
+    A mode is the target with the options of code generation.
 
     Attributes:
         algorithms: names of the algorithms that its schedules may select.
-        analyse: returns the structure of a workload, which is an argument of the other functions;
-            None if the template does not support the workload.
+        analyse: returns the structure of a workload, which the following functions take; None if
+            the template does not support the workload.
         preference: returns a number. Without measurements, the template with the largest number is
             tried first.
-        knobs: returns the knobs. A knob without values excludes all schedules in this mode.
+        knobs: returns the knobs. If a knob has no values, the template has no schedules.
         default: returns the schedule of an untuned workload, from structure, mode and knobs; None
             if no schedule is valid.
         lower: builds the kernel of a schedule; raises ScheduleError if the schedule is invalid.
@@ -61,15 +62,15 @@ class Template(Generic[Found]):
             the code is small enough to compile.
         machine: whether a choice of knob values suits the target: it has enough registers and
             cache, and little work is wasted in partial tiles.
-        any_rows: returns a schedule for any number of rows, or None. If its last argument is true,
-            one kernel with a dynamic number of rows uses the schedule; otherwise, a separate kernel
-            for each number of rows does. The attribute is None if the template has no such
-            schedules.
+        any_rows: returns a schedule for a matrix product with any number of rows, or None. The last
+            argument states how the schedule is used: by one kernel with a dynamic number of rows
+            (true), or by a separate kernel for each number of rows (false). The attribute is None
+            if the template has no such schedules.
         transforms: whether the template replaces the workload's operations by others, as Winograd's
-            algorithm does. They round differently, so that strict numerics excludes the template.
-        mixes: whether it adds up rows and columns that the definition keeps separate. Errors are
-            then relative to the largest element of a whole matrix, not of a row or column (Higham,
-            Accuracy and Stability of Numerical Algorithms, 23.2.2).
+            algorithm does. Their rounding differs, so that strict numerics excludes the template.
+        mixes: whether the template adds values of different rows or columns, as Strassen's
+            algorithm does. Errors are then relative to the largest element of a whole matrix, not
+            of a row or column (Higham, Accuracy and Stability of Numerical Algorithms, 23.2.2).
     """
 
     algorithms: tuple[str, ...]
@@ -114,7 +115,7 @@ class Template(Generic[Found]):
     def any_rows_schedule(
         self, workload: Workload, mode: Mode, is_dynamic: bool
     ) -> Schedule | None:
-        """Return a schedule that serves any number of rows of a workload.
+        """Return a schedule for a matrix product with any number of rows.
 
         If `is_dynamic` is true, one kernel with a dynamic number of rows uses the schedule.
         Otherwise, a separate kernel for each number of rows uses it. The result is None if the

@@ -53,11 +53,12 @@ class Contraction:
 
     Attributes:
         problem: the workload as one expression.
-        broadcast: the factor of which one element at a time is broadcast to all lanes of a vector.
+        broadcast: the factor that is read in single elements. Each is broadcast to all lanes of a
+            vector.
         streamed: the factor that is read in vectors.
         lanes: the output axis along the vectors.
-        tile: the output axis along the rows of the register tile; each row has one broadcast factor
-            per step.
+        tile: the output axis along the rows of the register tile. In each step, every row
+            multiplies the vectors of `streamed` by its own element of `broadcast`.
         outer: the other output axes, without `batch`.
         batch: output axes that index both factors.
         channel: the reduction axis that is split and unrolled.
@@ -110,9 +111,12 @@ class Contraction:
     def with_matrix_instructions(self, target: Target) -> Contraction | None:
         """Return the same contraction, computed with a matrix instruction such as `smmla`.
 
-        The result is None if the target has no such instruction for these types, or if the channels
-        do not fill the dot-product groups (adjacent channels) that it multiplies, or if no two
-        rows share the streamed operand, or if this operand is not a packed weight.
+        The instruction multiplies groups of adjacent channels. The result is None in four cases:
+
+        - The target has no such instruction for these types.
+        - The channels do not fill the groups of the instruction.
+        - No two rows share the streamed operand.
+        - The streamed operand is not a packed weight.
         """
         group, tile = 2 * self.group, self.tile
         types = self.broadcast.dtype, self.streamed.dtype, self.problem.reduction.dtype
@@ -183,9 +187,14 @@ class Contraction:
     def scalar_loads(self, target: Target, tile: int, vectors: int) -> float:
         """Return how many loads per step of the sum read the broadcast factors of a tile's rows.
 
-        If the factors of the rows are contiguous in memory, one load reads those of several rows.
-        If there are too few channels, one load reads one factor, so that the result is `tile`.
-        Otherwise, one load may read the factors of several steps (`Target.scalar_loads`).
+        Each row has one broadcast factor per step. There are three cases:
+
+        - The factors of adjacent rows are contiguous in memory: one load reads the factors of
+          several rows.
+        - There are too few channels to load several factors at once: the result is `tile`, one load
+          per row.
+        - In all other cases, one load may read the factors of one row for several steps
+          (`Target.scalar_loads`).
 
         Args:
             target: the processor.
@@ -247,7 +256,10 @@ class Contraction:
 
     @property
     def panel(self) -> Load | None:
-        """The load of the factor `streamed`, which can be packed; None for other expressions."""
+        """The factor `streamed` if it is the load of a tensor, so that it can be packed.
+
+        None if the factor is any other expression.
+        """
         return self.streamed if isinstance(self.streamed, Load) else None
 
     def rows_in_cache(self, core: CoreModel) -> int:
@@ -353,10 +365,17 @@ def _group(
 ) -> int:
     """Return how many adjacent channels form a dot-product group; 1 without such groups.
 
-    A dot-product group fills 32 bits. Its channels must be contiguous in the left factor, and
-    contiguous or packable in the right one. Only weights are packable if the contraction has a
-    window (`windowed`). `axes` are the axes of the lanes and of the channels, and `block` is the
-    layout block of the channels.
+    An instruction multiplies the channels of a group and adds the products to one sum. A group
+    fills 32 bits. Its channels must be contiguous in `left`, and contiguous or packable in `right`.
+
+    Args:
+        problem: the workload as one expression.
+        left: the factor that is read in single elements.
+        right: the factor that is read in vectors.
+        axes: the axis along the vector lanes, and the axis of the channels.
+        block: the block size, if the channels are stored in blocks.
+        windowed: whether the product is a convolution with a window. Only weights are then
+            packable.
     """
     lanes, channel = axes
     if dot_operands(problem.reduction.body) is None or channel.extent == 1:
@@ -440,9 +459,10 @@ def _tile_axis_last(
 ) -> tuple[Axis, ...]:
     """Return the window axes in loop order, outermost first.
 
-    Axes that occur in one index together with the tile axis are last, because only the last axis
-    may be unrolled. For example, in the index `w + kw`, `w` may be the tile axis and `kw` a window
-    axis. The order changes only for outputs that are one pixel wide.
+    Some window axes are added to the tile axis in an index, such as the window axis `kw` to the
+    tile axis `w` in `w + kw`. These window axes are last, because only the last axis may be
+    unrolled. The order changes only for outputs that are one pixel wide. `tile` is the tile axis:
+    the output axis along the rows of the register tile.
     """
     indices = [index.axes() for load in loads(problem.reduction.body) for index in load.index]
     beside = tuple(a for a in window if any(a in axes and tile in axes for axes in indices))

@@ -134,11 +134,12 @@ def _lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
 def _part_stage(
     name: str, found: Contraction, part: EdgePart, schedule: Schedule, target: Target
 ) -> Stage:
-    """Return the stage (a function of the kernel) that computes a part of the outputs.
+    """Return the stage (a function of the kernel) that computes one part of the outputs.
 
-    The outputs are divided along the axis of the register tile's rows, because some windows reach
-    into padding. In a part with `clipped`, the loops over the window are shortened at the padding.
-    Such a part is computed one output at a time, all others in register tiles.
+    The outputs are divided along one axis into a first, a middle and a last part, because windows
+    at both ends reach into padding. If `part.clipped` is true, the loops over the window are
+    shortened at the padding, and the stage computes one output at a time. Otherwise, the stage
+    computes register tiles.
     """
     own = replace(
         found,

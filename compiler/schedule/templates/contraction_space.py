@@ -143,17 +143,20 @@ def knobs_of(found: Contraction, mode: Mode) -> tuple[Knob, ...]:
 def _groups(found: Contraction) -> int:
     """Return the largest value of the knob `unroll`: the number of dot-product groups in a block.
 
-    Without blocks, all channels count; without dot-product groups, each channel counts.
+    A dot-product group has the adjacent channels that one instruction multiplies. If channels are
+    not stored in blocks, the result is the number of groups of all channels. Without dot-product
+    instructions, a group is one channel.
     """
     return -(-(found.channel_block or found.channel.extent) // found.group)
 
 
 def _taps(found: Contraction) -> tuple[str, ...]:
-    """Return the allowed values of the knob `taps`: "loop" and "unroll", for the last window axis.
+    """Return the allowed values of the knob `taps`, "loop" and "unroll".
 
-    The window may reach outside the input, and such positions must be skipped. Along the axis of
-    the register tile's rows, they are skipped separately for each row, which requires unrolling.
-    Along any other axis, a shorter range of the loop skips them.
+    The knob selects the code for the last axis of the convolution window. Window positions outside
+    the input must be skipped. If the skipped positions differ between the rows of a register tile,
+    the axis must be unrolled. If they depend on another output axis, the axis must be a loop, whose
+    range is shortened.
     """
     last, outputs = found.window[-1], set(found.problem.axes)
     padded = [
@@ -246,8 +249,8 @@ def _matrices(target: Target, tile: int, vectors: int) -> int:
 def _chosen(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> Contraction:
     """Return the contraction, computed with the instruction that the knob `products` selects.
 
-    For a matrix instruction, this is `with_matrix_instructions`. For any other value of the knob,
-    or if the target has no such instruction, it is `found`.
+    If the knob selects a matrix instruction, the result is that of `with_matrix_instructions`. For
+    any other value of the knob, or if the target has no such instruction, the result is `found`.
     """
     wide = found.with_matrix_instructions(target) if choice.get("products") == MATRICES else None
     return wide or found
@@ -346,8 +349,9 @@ def rows_schedule(
         found: the contraction.
         mode: the target and its options.
         algorithm: the algorithm of the schedule.
-        order: the value of the knob `order`. If it is None, threads divide the rows if the typical
-            number of rows keeps all threads busy; otherwise they divide the columns.
+        order: the value of the knob `order`, which determines the loop that threads divide. By
+            default, threads divide the rows if the typical number of rows keeps all threads busy,
+            otherwise the columns.
 
     Returns:
         The schedule; None if the contraction is not a product of rows with weights.
@@ -444,10 +448,16 @@ def default_prefetch(
 ) -> Choice:
     """Return the default value of the knob `prefetch` of a contraction.
 
-    The value is NEXT_PANEL under two conditions. A few register tiles, but more than one, read each
-    panel (packed block of weights), and the second-level cache holds two panels. Without this
-    prefetching, the first tile of each panel would wait for memory. In all other cases, the value
-    is a distance in bytes. It is 0 for few rows, because memory bandwidth then limits the speed.
+    The value is NEXT_PANEL (prefetch the next panel, a packed block of weights) if all of the
+    following is true. Without this prefetching, the first tile of each panel would wait for memory.
+
+    - The target uses software prefetching.
+    - All register tiles read one panel before the next panel, and the sum is not divided.
+    - The number of tiles per panel is from 2 to `_MOST_PASSES`, or unknown.
+    - The second-level cache holds two panels.
+
+    In all other cases, the value is a distance in bytes. For a product without a window, it is 0
+    for few rows, because memory bandwidth then limits the speed.
 
     Args:
         found: the contraction.

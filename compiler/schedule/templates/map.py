@@ -124,7 +124,7 @@ class _Tiles:
     Attributes:
         steps: the tile size along each axis.
         points: the axes of the register tile, which are unrolled.
-        vector: the axis along the lanes, with its step.
+        vector: the axis whose elements form a vector, with the number of elements per step.
         store_vector: the axis along which transposed tiles are stored; None if tiles are not
             transposed.
     """

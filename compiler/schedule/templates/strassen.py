@@ -153,10 +153,12 @@ def _sums_are_near(found: Strassen, target: Target) -> bool:
 
 
 def _most_rows(found: Strassen, target: Target) -> int:
-    """Return the maximum block size along the axis `Strassen.rows`.
+    """Return the maximum number of indices of the axis `Strassen.rows` in a block of rows.
 
-    The combinations of A's quadrants for the rows of a block must fit a part of the second-level
-    cache. If the rows of A have several axes, a block contains all indices of the other ones.
+    A is the left matrix of the product. Its rows may have several axes, such as the rows and
+    columns of an image. A block then contains all indices of the axes other than `Strassen.rows`.
+    For the rows of a block, the combinations of A's quadrants must fit 3/8 of the second-level
+    cache.
     """
     each = len(SUMS) * found.depth.extent * DType.FLOAT32.bytes * _other_rows(found)
     return int(target.core.cache_bytes[1] * _BLOCK_SHARE) // each

@@ -140,8 +140,8 @@ class _Panels:
     Attributes:
         width: number of filters in a panel.
         weights: the tensor of the packed weights.
-        bodies: for each matrix product of `_Blocks.parts`, the product that it sums: an input
-            element times a weight.
+        bodies: for each matrix product of `_Blocks.parts`, one term of its sum: an input element
+            times a weight.
     """
 
     width: int
@@ -425,13 +425,13 @@ def _transform(
 ) -> tuple[NestNode, ...]:
     """Return unrolled loops that transform a tile along its one or more transformed dimensions.
 
-    In two dimensions, they compute `write[k, l] = sum over i, j of first[k, i] * second[l, j] *
-    read[i, j]`. The dimensions are transformed one after the other.
+    The transform of a dimension is a product of two matrices, T = outer * inner. In two dimensions
+    with the transforms T and U, the loops compute `write[k, l] = sum over i, j of T[k, i] * U[l, j]
+    * read[i, j]`. The dimensions are transformed one after the other.
 
     Args:
         prefix: start of the names of axes and tensors.
-        factors: for each dimension, two matrices whose product is the transform. The second one is
-            applied first.
+        factors: the matrices (outer, inner) of each dimension. The loops apply `inner` first.
         read: returns an element of the tile, given its axes.
         write: returns the destination of an element of the result, given its axes.
         lanes: the vector axis.

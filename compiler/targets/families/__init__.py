@@ -45,11 +45,12 @@ class CoreModel:
             multiply-add.
         ending_cycles: latency in cycles of each operation after the last step of a reduction.
         spill_cycles: cycles to store a vector to the stack and load it again.
-        set_miss_cycles: if more rows of a register tile map to the same cache sets than the
-            associativity plus two, the additional cycles of a load for each further row.
+        set_miss_cycles: additional cycles of a load for each row of a register tile that finds its
+            cache sets full. Sets are full if rows that map to the same sets outnumber the
+            associativity by more than two.
         panel_bytes: the largest panel (packed block) of weights that is assumed to stay in the
             first-level cache while register tiles of successive rows use it. On a core with a cache
-            of 48 KiB, tiles were 8 % slower with 48 KiB here than with 32 KiB.
+            of 48 KiB, tiles were 8 % slower if this limit was 48 KiB instead of 32 KiB.
         crossing_load: additional cost, in loads, of a vector load that crosses a cache line;
             `crossing_store` is the additional cost of a store, in stores.
         weight_macs: multiply-adds in the time in which one float32 weight is read from memory.
