@@ -55,8 +55,8 @@ class TaskSnapshot:
         best_origin: the origin of the fastest candidate.
         relative: workload key of a similar task, whose workload differs only in numbers such as
             scales; empty without one. This task is then not searched: it tries the schedule of the
-            similar task. Until this task's own candidates are compared, `default_seconds` and
-            `best_seconds` are those of the similar task.
+            similar task. A time that was not yet measured for this task is then the time of
+            the similar task, as far as known.
     """
 
     name: str

@@ -144,7 +144,7 @@ class RunLimits:
         The forecast assumes that candidates are measured at the same rate as so far.
 
         Args:
-            curves: the state of each task's search.
+            curves: for each task, its best time so far and its number of trials (`Curve`).
             measured: number of candidates that this process measured.
             trials: number of trials of the whole job, which may have had earlier processes.
             binding: whether this call may end the run, by setting the reason `ended`. It does so if

@@ -33,8 +33,8 @@ class BoundKernel:
             this object.
         buffers: an array for each buffer of the kernel, C-contiguous, aligned to 64 bytes.
         threads: number of threads that divide the work of each stage among them.
-        scratch: a function that allocates one block of the given number of bytes, which contains
-            the scratch memory of all threads.
+        scratch: a function that allocates the scratch memory of all threads as one block, given
+            its size in bytes.
         sizes: the sizes of the kernel's dynamic dimensions, in the order of `KernelSpec.sizes`.
 
     Raises:

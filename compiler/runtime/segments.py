@@ -156,11 +156,11 @@ class LiveIns:
     derived: frozenset[str] = frozenset()
 
     def exact(self, arrays: Mapping[str, Array]) -> SegmentGuard:
-        """Return the guard (condition) that holds only for runs with the same sizes as these
-        arrays.
+        """Return the guard (condition) that holds only for runs with the sizes of `arrays`.
 
-        `arrays` has the values that are known at the boundary, by name. The guard fixes the size of
-        every dimension, and every element of the shape-determining values.
+        `arrays` has the values that the run has computed before the boundary, by name. The guard
+        fixes the size of every dimension. It also fixes every element of values that determine
+        shapes, such as the new sizes of a Reshape.
         """
         sizes: dict[str, int] = {}
         known: list[tuple[str, bytes, tuple[int, ...]]] = []

@@ -306,8 +306,7 @@ class StateMove(NamedTuple):
 
 
 class StateRoom(NamedTuple):
-    """The states whose buffers have the same number of unused rows, such as the caches of all
-    layers.
+    """Growing states whose buffers have equally many unused rows, such as caches of all layers.
 
     Attributes:
         members: for each state: the state, its input, and the dimension along which it grows.

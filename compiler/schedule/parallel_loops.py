@@ -78,9 +78,10 @@ def _share_pixels(loop: For, threads: int) -> For:
 
 
 def _band(loop: For) -> tuple[frozenset[Axis], Compute | None]:
-    """Return the axes of a perfect loop nest, and the `Compute` statement in its innermost loop.
+    """Return the axes of nested loops, and the `Compute` statement in the innermost loop.
 
-    The statement is None if a loop has any other content.
+    The function follows the nest as long as a loop contains only one other loop. The statement is
+    None if the last loop contains anything other than one `Compute`.
     """
     match loop.body:
         case (For() as inner,):

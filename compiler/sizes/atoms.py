@@ -113,9 +113,9 @@ class SlotDimension(Dimension):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueDimension(Dimension):
-    """A dimension whose size is a value (SSA) in the generated code.
+    """A dimension whose size is an SSA value in the generated code.
 
-    The value has the name of the dimension.
+    The value and the dimension have the same name.
     """
 
 

@@ -53,7 +53,7 @@ def predict_trials(
 ) -> TaskPredictions:
     """Predict the times of stored trials, all of the same workload, target and mode.
 
-    Failed trials are left out, and trials whose sizes or schedule this release cannot interpret.
+    A trial is left out if it failed, or if this release cannot interpret its sizes or schedule.
 
     Args:
         trials: the trials, in the order in which they are predicted.

@@ -408,14 +408,16 @@ def _order_of_rows(rows: Axis, tile: int, threads: int) -> str:
 
 
 def _order_of_images(found: Contraction, core: CoreModel) -> str | None:
-    """Return the knob `order` of a product whose vectors run along the pixels of an image row.
+    """Return the value of the knob `order` for a product whose vectors are pixels of an image row.
 
-    The pixels of each image row are divided into panels (blocks of columns). The result is
-    `lanes-inner` if the panels of a row fit a fast cache. This order reads all panels again for
-    each tile of output channels, and writes each output row at once. Otherwise, the result is
-    `lanes-middle`. This order reads each panel only once. It writes an output row in parts, between
-    which much time passes, and which are not whole cache lines. The result is None for other
-    products.
+    The pixels of each image row are divided into panels (blocks of columns). There are two values:
+
+    - `lanes-inner`, if the panels of a row fit a fast cache. This order reads all panels again for
+      each tile of output channels, and writes each output row at once.
+    - `lanes-middle` otherwise. This order reads each panel only once. It writes an output row in
+      parts. Much time passes between the parts, and they are not whole cache lines.
+
+    The result is None if the vectors are not pixels of an image row.
     """
     moved = axes_of(found.streamed)
     inside = {*found.outer} and {*found.outer} <= moved

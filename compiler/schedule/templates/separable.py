@@ -153,11 +153,12 @@ def _along(problem: Problem, lanes: Axis, along: Axis) -> Separable | None:
 
 
 def _line(load: Load, along: Axis, taps: Sequence[Axis]) -> tuple[Affine, int] | None:
-    """Return the index of a load that contains the axis `along`, and the extent of its dimension.
+    """Return the index expression of a load that contains the axis `along`, and the extent there.
 
-    The pooling window is reduced in two passes, the second one along the output axis `along`.
-    `taps` are the window axes. The index must consist of `along` and one window axis, such as `2 w
-    + kw - 1`. The result is None for any other index, or if several indices contain `along`.
+    A pooling window is reduced in two passes, the second one along the output axis `along`. `taps`
+    are the window axes. The index must consist of `along` and one window axis, such as `2 w + kw -
+    1`. The extent is that of the tensor's dimension with this index. The result is None for any
+    other index, or if several indices contain `along`.
     """
     dims = [dim for dim, index in enumerate(load.index) if along in index.axes()]
     if len(dims) != 1:

@@ -242,10 +242,11 @@ def combinations(
 
 
 def size_factor(core: CoreModel) -> float:
-    """Return the factor by which a core's minimum sizes for Strassen's algorithm are multiplied.
+    """Return a factor from 0 to 1 that scales the minimum sizes for Strassen's algorithm to a core.
 
-    The minimum sizes were measured on one core, whose factor is 1. No factor is larger. The factor
-    is proportional to two numbers:
+    The minimum sizes were measured on one core, for which the factor is 1. The factor is
+    proportional to the product of two numbers, but at most 1:
+
     - the multiply-adds that a core performs while one weight arrives from the third-level cache. If
       they are few, arithmetic is slow, and a product that is omitted saves more time.
     - the number of rows from which the algorithm is faster (`CoreModel.strassen_rows`).
