@@ -220,7 +220,7 @@ def tune_from(
     adopted: Sequence[MeasureRequest] = (),
     relatives: Mapping[RecordKey, TuningRecord] | None = None,
 ) -> Finished:
-    """Run `loop.tune` with recorded results instead of a device.
+    """Run `loop.tune` with recorded results instead of a device. Return the result of the run.
 
     Args:
         answers: the recorded results.
@@ -229,10 +229,12 @@ def tune_from(
         options: the settings of the run.
         on_event: called with each event of the run.
         bounds: a lower bound of each task's time on the machine, in seconds; None if unknown.
-        journal: the order of batches of the recorded run; None to run without a fixed order.
-        adopted: requests of an earlier process whose results the run awaits.
-        relatives: for some tasks, by record key, the record of a related task, whose workload
-            differs only in numbers such as scales.
+        journal: the order in which the recorded run sent and processed batches, encoded as integers
+            (`tuner.pipeline`). None to run without a fixed order.
+        adopted: measurement requests that an earlier process sent. The run uses the recorded
+            results of these requests.
+        relatives: for some tasks, by record key, the record of a related task. The workloads of
+            both tasks differ only in numbers such as scales.
     """
     return tune(
         tasks,

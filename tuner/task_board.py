@@ -149,7 +149,7 @@ class TaskBoard:
         """Return the data from which the gain of more trials is predicted, by record key.
 
         Tasks that are not searched, and tasks whose trials all failed, are left out. Return None if
-        a task that will get more trials has no time yet.
+        a task that will get more trials has no measured time yet.
         """
         found = {}
         for state, curve in zip(self._states, self.scheduler.curves(), strict=True):

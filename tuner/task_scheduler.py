@@ -129,13 +129,13 @@ class _Kind:
     def scale_beside(self, own: float, known: int) -> float:
         """Return the mean scale of the other tasks of this kind, to predict one task's progress.
 
-        The scale of a task measures how much the task can still improve (`_Kind.scales`). The mean
-        includes VOICES imaginary tasks with the scale UNKNOWN_SCALE, as a prior.
+        Tasks of one kind are similar; for example, they have the same algorithms. The scale of a
+        task measures how much the task can still improve (`_Kind.scales`). The mean includes VOICES
+        imaginary tasks with the scale UNKNOWN_SCALE, as a prior.
 
         Args:
-            own: the scale of the task to leave out.
-            known: 0 if the task had too few trials to estimate `own`; the task is then not part of
-                the sum `scales`.
+            own: the scale of the one task, which is left out of the mean.
+            known: 0 if the task had too few trials to estimate `own`. Then `own` is not subtracted.
         """
         others = (self.scales - own, self.count - 1) if known else (self.scales, self.count)
         return (others[0] + VOICES * UNKNOWN_SCALE) / (others[1] + VOICES)

@@ -194,8 +194,8 @@ class TaskState:
     def seconds_in_model(self) -> float:
         """Return how many seconds of one inference this task takes with the best known schedule.
 
-        If other tasks use the result of this task (its family), their occurrences in the model
-        count too. The result is 0 if no time is known.
+        The seconds also include the tasks that use the result of this task instead of a search. The
+        result is 0 if no time is known.
         """
         return (self.snapshot().best_seconds or 0.0) * (self.task.weight + self.others)
 

@@ -101,9 +101,13 @@ class Task:
     def is_known(self, record: TuningRecord | None, codegen_version: str) -> bool:
         """Whether the task needs no measurements, because it has a valid record.
 
-        `record` is the task's record, if any. It is valid if it has the given version of code
-        generation, and if the output of the kernel was checked on enough inputs. If a user stated
-        the sizes, the record must have been measured at these sizes.
+        A valid record has the given version of the code generator. The output of its kernel was
+        checked on enough inputs. If a user stated the sizes of dynamic dimensions, a valid record
+        was measured at exactly these sizes.
+
+        Args:
+            record: the task's record; None without one.
+            codegen_version: the current version of the code generator.
         """
         if record is None or not record.holds(codegen_version):
             return False

@@ -16,11 +16,13 @@ _RACE = "kind = 'race'"
 
 
 class ClaimRow(Base):
-    """A statement about speed by a device, its evidence, and the state of its review.
+    """A claim (a statement about speed) with its evidence and the state of its review.
 
-    The subject of a statement about a schedule is the workload of this schedule. The subject of a
-    statement about a race is the digest of the programs that ran. Of the confirmed claims about a
-    subject, only the newest is served.
+    There are two kinds of claims. A claim that a schedule is the fastest has the schedule's
+    workload as its subject. A claim about a race has the digest of the programs that ran as its
+    subject. A race times a model with tuned and with default schedules.
+
+    A subject may have several confirmed claims over time. Lookups return only the newest one.
     """
 
     __tablename__ = "claims"

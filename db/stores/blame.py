@@ -385,9 +385,12 @@ def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: 
 def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.ColumnElement[bool]:
     """Return the SQL condition that selects the leases whose failures count against a worker.
 
-    These leases are the worker's own leases and earlier leases of other workers with the same
-    token. Earlier leases are those that ended before the worker registered. Until a result of the
-    worker is accepted, later leases of the token count too.
+    These are the worker's own leases and the leases of other workers with the same token. After a
+    result of the worker was accepted, another worker's lease counts only if it ended before this
+    worker registered.
+
+    Leases of other workers do not count if this worker is in quarantine or has no token. A lease of
+    another worker does not count either if that worker was later readmitted from quarantine.
     """
     own: sa.ColumnElement[bool] = leases.c.worker_id == worker.id
     if worker.owner is None or worker.quarantined_at is not None:

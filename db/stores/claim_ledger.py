@@ -199,11 +199,11 @@ class ClaimLedger:
     ) -> bool:
         """Record a second measurement that agrees with a claim (a statement about speed).
 
-        A provisional claim becomes confirmed, and all jobs may use it. A claim that was already
-        confirmed gets a higher attestation: more workers or owners have measured it.
+        A provisional claim becomes confirmed, and all jobs may use the claim. A claim that was
+        already confirmed gets a higher attestation: more workers or owners have measured it.
 
-        There is one exception. Another claim may be newer, about a faster schedule, at least as
-        well attested, and already served. Then the provisional claim is superseded. It is served
+        Exception: a provisional claim becomes "superseded" if lookups already return a newer claim
+        that is about a faster schedule and at least as well attested. The superseded claim is used
         only if the newer claim is disputed or withdrawn later.
 
         Args:
@@ -214,7 +214,7 @@ class ClaimLedger:
 
         Returns:
             False if the claim needs no more review, or this review does not raise its attestation.
-                Otherwise True.
+            Otherwise True.
         """
         with changing(self._engine) as connection:
             row = _locked(connection, claim_id)
@@ -243,10 +243,12 @@ class ClaimLedger:
     def dispute(self, claim_id: str, review: Mapping[str, Any], reason: str) -> bool:
         """Record a second measurement that contradicts a claim (a statement about speed).
 
-        If all jobs could use the claim, the newest claim that it had replaced is served again
-        (`claim_withdrawal.restore`). The claim's reporter and its earlier reviewer are no longer
-        trusted for its record key: all their trials of this key are withdrawn. Otherwise later
-        tuning runs would take the disputed time for the fastest.
+        If all jobs could use the claim, lookups return an earlier claim again: the newest one that
+        the disputed claim had replaced (`claim_withdrawal.restore`).
+
+        The workers that reported or confirmed the disputed claim are no longer trusted for its
+        workload, target, threads and numerics. All their trials with these properties are
+        withdrawn. Otherwise later tuning runs would take the disputed time for the fastest.
 
         Args:
             claim_id: the claim.
@@ -287,9 +289,10 @@ class ClaimLedger:
     ) -> Sequence[StoredRecord]:
         """Return records that a measurement by one of `others` would make more trustworthy.
 
-        A record becomes more trustworthy if another worker, or another owner's worker, measures it.
-        The newest records come first. Served records qualify. A provisional record qualifies if its
-        job has ended and there is no later record of the same key.
+        A record is the best schedule for a workload. A record becomes more trustworthy if another
+        worker, or another owner's worker, measures its schedule. The newest records come first.
+        Records that lookups return are included. A provisional record is included if its job has
+        ended and no later record is about the same workload, target, threads and numerics.
 
         Args:
             target_key, codegen_version: the target and the code-generator version of the records.
@@ -308,18 +311,23 @@ class ClaimLedger:
         record_ids: Collection[str] = (),
         workers: Collection[str] = (),
     ) -> Withdrawn:
-        """Withdraw the records `record_ids`, and all claims that the workers `workers` reported.
+        """Withdraw records by id, and all claims (statements about speed) of some workers.
 
-        Return the effects. If a withdrawn claim was served, its newest predecessor is served again.
-        The trials of the workers and the trials of the named records are withdrawn too. Claims that
-        only these workers had confirmed become provisional. A verdict of a race is withdrawn, so
-        that the race is repeated, if its job used a withdrawn record or measurements of these
-        workers.
+        Withdrawing has further effects:
+
+        - If lookups returned a withdrawn record, they return the newest earlier record instead.
+        - The trials of the workers, and the trials of the named records, are withdrawn.
+        - Claims that only these workers had confirmed become provisional.
+        - A verdict of a race is withdrawn if the job that requested the race used a withdrawn
+          record or a trial of these workers. The race is then repeated.
 
         Args:
             reason: the reason, as text for users.
             record_ids: ids of records, or unique prefixes of ids.
-            workers: ids of workers.
+            workers: ids of the workers.
+
+        Returns:
+            the withdrawn records, the records restored in their place, and the other changes.
 
         Raises:
             NotFoundError: if a named record does not exist.
@@ -339,11 +347,11 @@ class ClaimLedger:
             yield
 
     def adopt(self, new: Sequence[Foreign]) -> Sequence[ReviewState | None]:
-        """Store tuning records from other services.
+        """Store tuning records from other services. A record has the best schedule for a workload.
 
-        Each record is served to all jobs, unless a faster record of the same key is already served.
-        Return the review state of each record, in order. The entry is None for a record that was
-        already stored, which does not change.
+        All jobs may use a new record, unless a faster record already exists for the same workload,
+        target, threads and numerics. Return the review state of each record, in order. The entry is
+        None for a record that was already stored, which does not change.
         """
         with changing(self._engine) as connection:
             return adopt(connection, new, self._clock())
@@ -483,7 +491,10 @@ class JobRecords:
         self._job_id = job_id
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
-        """Return the record that is served to all jobs for a record key, or None."""
+        """Return the record that all jobs may use for a key, or None.
+
+        The key is a workload, a target, a number of threads and a numerics mode.
+        """
         return self._served.best_record(key)
 
     def add_record(self, record: TuningRecord) -> None:

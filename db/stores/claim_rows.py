@@ -70,7 +70,10 @@ class StoredClaim:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord(StoredClaim):
-    """A tuning record: the claim that a schedule is the fastest known one for a record key."""
+    """A tuning record: the claim that a schedule is the fastest known one for a workload.
+
+    The claim is about one target, number of threads and numerics mode.
+    """
 
     record: TuningRecord
 
@@ -289,10 +292,14 @@ def same_subject(values: Columns) -> sa.ColumnElement[bool]:
 
 
 def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
-    """Insert a confirmed claim as the newest of its subject, and supersede the earlier one.
+    """Insert a confirmed claim as the newest one of its subject, so that lookups return this claim.
 
-    The subject of a claim is a workload, or the programs of a race. `values` are the columns of the
-    new row. A row with the same id is replaced. Call it within a transaction of `changing`.
+    The subject is a workload, or the programs of a race. Earlier confirmed claims of the same
+    subject become "superseded". A row with the same id is replaced.
+
+    Args:
+        connection: in a transaction that `changing` opened.
+        values: the columns of the new row.
     """
     served = sa.and_(same_subject(values), is_confirmed)
     connection.execute(sa.delete(claims).where(claims.c.id == values["id"]))

@@ -59,9 +59,10 @@ def withdraw(
     record_ids: Collection[str],
     workers: Collection[str],
 ) -> Withdrawn:
-    """Withdraw claims, in a transaction that `claim_rows.changing` opened. Return the effects.
+    """Withdraw claims (statements about speed), and return the resulting changes.
 
-    The effects, and the parameters, are those of `ClaimLedger.withdraw`.
+    `ClaimLedger.withdraw` describes the parameters and the changes. `connection` must be in a
+    transaction that `claim_rows.changing` opened.
     """
     rows, named = _chosen(connection, record_ids, workers)
     trials, jobs = _withdraw_trials(connection, [row.trial_id for row in rows], workers)
@@ -86,15 +87,18 @@ def withdraw(
 
 
 def restore(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> tuple[str, ...]:
-    """Serve earlier claims again in place of claims that were withdrawn or disputed.
+    """Restore earlier claims in place of claims that were withdrawn or disputed.
 
-    For each subject (such as a workload) without a served claim, the newest superseded claim is
-    served. Superseded claims that were measured only once are skipped. Return the ids of the claims
-    that are served again.
+    Lookups return only the newest confirmed claim of a subject, such as a workload. If a subject
+    has no confirmed claim any more, its newest superseded claim becomes confirmed again. Superseded
+    claims that were measured only once are skipped.
 
     Args:
-        connection: in a transaction of `claim_rows.changing`.
+        connection: in a transaction that `claim_rows.changing` opened.
         rows: the rows of the claims before they were withdrawn or disputed.
+
+    Returns:
+        the ids of the claims that are confirmed again.
     """
     restored = []
     lost = [row for row in rows if row.state == ReviewState.CONFIRMED.value]

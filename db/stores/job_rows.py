@@ -31,9 +31,9 @@ class JobProgress:
     Attributes:
         phase: one word for users, such as "importing" or "tuning".
         trials_done: number of measured candidates, including failed ones.
-        default_seconds: estimated time of one run of the model with untuned defaults: the sum over
-            tasks, each weighted by its count.
-        best_seconds: the estimated time of one run of the model with the best schedules so far.
+        default_seconds: estimated time of one run of the model with untuned schedules: the sum of
+            the times of all tasks, each multiplied by how often the model runs the task.
+        best_seconds: the same estimate with the best schedules known at present.
         seconds_left: the estimated remaining time of the job.
         forecast_gain: expected gain of another minute of tuning, as a fraction of `best_seconds`.
     """

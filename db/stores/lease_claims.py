@@ -106,11 +106,15 @@ class Survey:
 
 
 def survey(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Survey:
-    """Determine which claims may get new leases, and how to answer the other claims.
+    """Return which claims may get new leases, and the answers to the other claims.
 
-    A claim is a worker's call for leases. It gets no new lease if its worker is unknown,
-    unregistered or drained, or is in quarantine and must not be tested yet; or if no request for
-    its targets is queued. A repeated claim gets its earlier leases again.
+    A claim is a worker's call for leases on queued requests. A claim gets no new lease in any of
+    these cases:
+
+    - Its worker is unknown or unregistered, or takes no more requests before shutting down.
+    - Its worker is in quarantine, and must not be tested yet.
+    - No request for its targets is queued.
+    - The claim is a repetition: it gets its earlier leases again.
     """
     known = _facts(connection, {claim.worker_id for claim in claims}, now)
     again = _again(connection, claims)
@@ -259,11 +263,11 @@ def _try_canaries(
 
 
 def _avoid(connection: sa.Connection, claimants: Iterable[_Claimant], heard_since: float) -> None:
-    """Set, for each claim, the requests that its worker should not get because it failed them.
+    """Set, for each claimant (a worker that calls for leases), the requests that it should not get.
 
-    A claim is a worker's call for leases. A request that the worker has failed since `heard_since`
-    is avoided if another live worker measures for its target and has not failed it. After this time
-    limit, the worker may retry: the other worker may never claim requests.
+    A claimant should not get a request that it failed after the time `heard_since`. This holds only
+    if another live worker measures for the request's target and has not failed the request.
+    Failures before `heard_since` are ignored, because the other worker may never call for requests.
     """
     able = {each.claim.worker_id for each in claimants if each.room}
     others = leases.alias()
@@ -312,9 +316,12 @@ def _deal(
 ) -> Set[str]:
     """Assign queued requests for `targets` to claims (workers' calls for leases).
 
-    A request is not assigned to an owner whose workers failed it too often, as long as a live
-    worker of another owner measures for its target (`spent_owners`). Workers with a heartbeat since
-    `heard_since` count as alive. Return the targets that may have further queued requests.
+    If an owner's workers failed a request too often, the owner does not get the request again. This
+    holds while a live worker of another owner measures for the request's target (`spent_owners`).
+    Workers with a heartbeat since `heard_since` count as alive.
+
+    Returns:
+        the targets for which unassigned requests may still be queued.
     """
     left: set[str] = set()
     seen: list[int] = []

@@ -237,11 +237,14 @@ class LeaseStore(MeasureQueue):
     def complete_all(
         self, reports: Sequence[Report]
     ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
-        """Save several results in one transaction. Return the outcome of each, or its error.
+        """Save several results of workers in one transaction.
 
-        A result that arrives after its lease ended is accepted if no other worker has the request.
-        If another worker has it, or the request was cancelled, the result is LATE: it is stored
-        with the lease and accepted only if the other worker fails.
+        A result that arrives after its lease ended is accepted if the request is still queued. If
+        another worker has taken the request, or the request was cancelled, the outcome is LATE. A
+        late result is stored with the lease. It is accepted only if the other worker fails.
+
+        Returns:
+            for each report, in order: the outcome, or the error for a report that cannot be saved.
         """
         with writing(self._engine) as connection:
             return save(connection, reports, self._time(connection), self._most_failures)

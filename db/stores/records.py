@@ -181,7 +181,7 @@ class SqlRecordStore:
     # the compiler's ScheduleSource
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """Return the schedule that is served to all jobs for a workload; None without one.
+        """Return the schedule that lookups return for a workload; None without one.
 
         `mode` is the target, number of threads and numerics of the generated code.
         """

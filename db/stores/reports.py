@@ -57,13 +57,17 @@ def held(connection: sa.Connection, named: Iterable[tuple[str, str]]) -> Sequenc
 def save(
     connection: sa.Connection, reports: Sequence[Report], now: float, most_failures: int
 ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
-    """Save results in the given order. Return the outcome (Completion) of each, or its error.
+    """Save workers' results in the given order.
 
     Args:
         connection: in a writing transaction.
         reports: the results.
         now: the present time, in seconds since the epoch.
-        most_failures: number of recent failures that put a worker into quarantine.
+        most_failures: the number of failures within an hour after which a worker is put into
+            quarantine.
+
+    Returns:
+        for each report, in order: the outcome, or the error for a report that cannot be saved.
     """
     batch = _Batch(connection, {report.lease_id for report in reports}, now)
     judged = [batch.judge(report) for report in reports]

@@ -158,8 +158,9 @@ def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
 def _old_job(limit: sa.ColumnElement[float]) -> Condition:
     """Return the SQL condition that selects jobs to delete: they ended before `limit`.
 
-    A job is kept if it has the newest artifact (compiled model) for its model, target and other
-    settings, or if its artifact contains a served record.
+    Two kinds of jobs are kept. The first kind has the newest compiled model for its model, target
+    and compilation settings. The second kind has a compiled model with a schedule that lookups
+    return as the best for its workload.
     """
     serving = sa.select(_uses.c.job_id).join(claims, claims.c.id == _uses.c.claim_id)
     serving = serving.where(is_confirmed, is_schedule)

@@ -51,9 +51,10 @@ class JobTask:
 
 @dataclass(frozen=True, slots=True)
 class StoredWorkload:
-    """A workload in its text form, and its key: a hash of the schema version and this text.
+    """A workload (a fused subgraph to tune) as text, and its key.
 
-    `created_at` is the time of the workload's upload, in seconds since the epoch.
+    The key is a hash of the text and of the schema version. `created_at` is the time of the
+    workload's upload, in seconds since the epoch.
     """
 
     key: str

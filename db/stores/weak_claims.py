@@ -71,8 +71,8 @@ def _left_behind() -> sa.ColumnElement[bool]:
     """Return the SQL condition for unconfirmed claims that no job will review any more.
 
     A claim states that a schedule is the fastest for its workload. An open job reviews its own
-    claims, so the condition selects claims of ended jobs. Claims with a later claim about the same
-    workload are left out: confirming the earlier claim would replace the later one.
+    claims, so the condition selects only claims of ended jobs. It also selects only the newest
+    claim about a workload, because confirming an older claim would replace the newer one.
     """
     open_job = sa.exists().where(
         _jobs.c.id == claims.c.job_id,

@@ -115,19 +115,24 @@ class Bayesian:
     def _beforehand(
         self, estimates: Mapping[Schedule, float], measured: Mapping[Schedule, float]
     ) -> tuple[dict[str, float], list[Opinion]]:
-        """Return the prior for the times of schedules: a mean per algorithm, and predictors.
+        """Return prior assumptions about the times of schedules, for `Kriging.predict`.
 
-        The means are in log seconds. The predictors predict the differences between schedules of
-        one algorithm. They are the estimates and the distance from the default schedule.
+        If the search trusts the estimates, the mean of each algorithm is its expected time
+        (`_beside_rules`). There are two predictors: the estimates, and the distance of a schedule
+        from the default schedule.
 
-        The option `estimates` is off if the device differs from the target of the estimates. Then
-        the estimates have no weight until measurements agree with them. The distance is not used,
-        because the default schedule is also chosen for the target. So the first candidates are
-        spread over the space.
+        If the device differs from the target of the estimates, the search does not trust them. Then
+        all algorithms have the same mean: the mean of the measurements, or 0 without measurements.
+        The only predictor is the estimates, with weight 0 until measurements agree with them. The
+        distance is left out, because the default schedule was chosen for the other target.
 
         Args:
             estimates: estimated log seconds by schedule.
             measured: measured log seconds by schedule.
+
+        Returns:
+            the mean log seconds by algorithm, and predictors of the differences between schedules
+            of one algorithm.
         """
         levels = _levels(estimates)
         if self._trusts_estimates:

@@ -28,14 +28,15 @@ FORGETTING = 0.95
 
 @dataclass(slots=True)
 class _Member:
-    """A strategy with the counts of its successes and failures.
+    """A search strategy with the counts of its successes and failures.
 
-    Both counts start from prior values, not from 0. Each new result of any strategy multiplies them
-    by FORGETTING, so that older suggestions count less.
+    The counts start from prior values, not from 0. Each new result, of any strategy, multiplies all
+    counts by FORGETTING, so that older results count less.
 
     Attributes:
-        improved: number of suggestions of the strategy that improved on the best time.
-        failed: number of its suggestions that did not improve on the best time.
+        search: the search strategy.
+        improved: the number of the strategy's suggestions that improved on the best time.
+        failed: the number of the strategy's suggestions that did not improve on the best time.
     """
 
     search: SearchStrategy

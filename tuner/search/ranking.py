@@ -74,14 +74,14 @@ class Ranking:
     ) -> dict[Schedule, float]:
         """Convert the cost model's scores to predictions of log seconds, by schedule.
 
-        The predictions are relative to the mean of the pool. They are scaled so that their standard
-        deviation equals that of the pool's estimates. If the search does not use estimates
-        (`SearchContext.estimates`), the standard deviation is DEVIATION. Return an empty dict if
-        the model is not trained.
+        The mean of the predictions for `pool` is 0. The standard deviation of these predictions
+        equals the standard deviation of the estimates of the pool. If the search ignores the
+        estimates (`SearchContext.estimates`), the standard deviation is DEVIATION. Return an empty
+        dict if the cost model is not trained.
 
-        The result also has the schedules in `measured`, with the last prediction before their
-        measurement. A later prediction would not show the model's quality, because the model was
-        trained on these measurements.
+        For each schedule in `measured`, the result has the last prediction before the measurement.
+        A later prediction would not show the model's quality, because the model was trained on the
+        measurement.
 
         Args:
             pool: the schedules to predict.
@@ -104,10 +104,11 @@ class Ranking:
         }
 
     def scores(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
-        """Return a score for each schedule that can be lowered to a loop nest.
+        """Return a score for each schedule that can be lowered to a loop nest. Higher is better.
 
         A trained cost model gives the scores. Without a trained model, a score is the negative
-        logarithm of the estimated seconds. All scores are 0 if the search does not use estimates.
+        logarithm of the estimated seconds, or 0 if the search ignores the estimates
+        (`SearchContext.estimates`).
         """
         if not self._context.model.trained:
             believed = float(self._context.estimates)  # if estimates are off, all scores are equal
@@ -125,10 +126,10 @@ class Ranking:
         return sorted(ranked, key=lambda schedule: -scores[schedule])
 
     def most(self, count: int) -> int:
-        """Return how many candidates to rank in this run.
+        """Return how many of `count` candidates to score in this run.
 
-        The number is `count` in a run with a large time budget. It is smaller with a small budget,
-        because ranking takes time (`tuner.limits.search_effort`).
+        Scoring takes time. So a run with a small time budget scores only a part of `count`
+        (`tuner.limits.search_effort`), but at least 1.
         """
         return max(1, round(count * self._context.features.effort))
 
