@@ -175,9 +175,10 @@ class ModelDifference:
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
-        """The properties that differ between A and B: (value of A, value of B) by name.
+        """The properties that differ between the two compared artifacts or jobs, A and B.
 
-        Properties of an artifact or a job are, for example, its target and its threads.
+        The result has (value of A, value of B) by property name. Properties are, for example, the
+        target and the number of threads.
         """
         names = [*self.a.facts, *(name for name in self.b.facts if name not in self.a.facts)]
         both = {name: (self.a.facts.get(name), self.b.facts.get(name)) for name in names}
@@ -185,10 +186,11 @@ class ModelDifference:
 
     @property
     def facts(self) -> list[tuple[str, str, str]]:
-        """Rows of a table that compares A and B as a whole: (label, text for A, text for B).
+        """Rows of a table that compares two artifacts or jobs, A and B, as a whole.
 
-        The first row has the names of A and B. The rows of differing properties, such as the
-        target, follow. The last row has the times of a run.
+        Each row is (label, text for A, text for B). The first row has the names of A and B. The
+        rows of differing properties, such as the target, follow. The last row has the times of a
+        run.
         """
         changed = [
             (name.replace("_", " "), _text(a), _text(b)) for name, (a, b) in self.changed.items()
@@ -231,11 +233,13 @@ def difference(a: ComparedSide, b: ComparedSide) -> ModelDifference:
 
 
 def _matched(pairs: Sequence[Pair], identity: Callable[[ComparedKernel], Hashable]) -> list[Pair]:
-    """Join rows that have a workload of only A with rows that have a workload of only B.
+    """Join rows of the comparison of two artifacts or jobs, A and B, and return all rows.
 
-    Two workloads are joined if the function `identity` returns the same value for both. A value is
-    used only if equally many unjoined workloads of A and of B have it; they are joined in order.
-    Returns all rows, joined or not. Workloads without a name are not joined.
+    A row has a workload of A, a workload of B, or both. A row with a workload of only A is joined
+    with a row of only B if `identity` returns the same value for both workloads.
+
+    If several workloads have the same value, they are joined in order. They are joined only if A
+    and B have equally many of them. Workloads without a name are not joined.
     """
     sides: tuple[dict[Hashable, list[ComparedKernel]], ...] = {}, {}
     for pair in pairs:

@@ -66,10 +66,10 @@ class KnownAnswers:
         return self._kept.get(question), version
 
     def give(self, scope: Scope, answer: JsonAnswer, keys: Iterable[str]) -> Response:
-        """Cache the response to a request, and return it, or a 304 response in its place.
+        """Cache the response to a lookup request, and return it or a 304 response.
 
-        The response is not cached if the version number of the caches changed since the call of
-        `find` for this request.
+        A response is not cached if records or models changed after the call of `find` for this
+        request, because the response may then be outdated.
 
         Args:
             scope: the ASGI scope of the request.

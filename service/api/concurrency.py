@@ -135,7 +135,7 @@ class Batcher(Generic[Asked, Answer]):
             self._working = None
 
     async def _answers(self, questions: Sequence[Asked]) -> Sequence[Answer | Exception]:
-        """Answer a batch of queries.
+        """Return the answers to a batch of queries, in order.
 
         If the function `answer` raises a DatabaseError, this error is the answer to every query.
         After any other exception, each query is answered alone, so that only the query at fault

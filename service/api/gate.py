@@ -54,8 +54,8 @@ log = structlog.get_logger("tilewright.web")
 class Needs(HTTPBearer):
     """FastAPI dependency of a route that needs a token with the scope `scope`.
 
-    The gate checks the token's scope before the dependency runs. The route gets the token as the
-    value of the dependency.
+    The value of the dependency is the token. The token's scope was already checked by middleware
+    (`service.api.gate`) before the dependency runs.
     """
 
     def __init__(self, scope: Scope) -> None:

@@ -56,7 +56,10 @@ class Limiter:
 
     @property
     def asker(self) -> str:
-        """Return the id of the request's token. `Planning` uses it to serve all tokens in turn."""
+        """Return the id of the request's token.
+
+        `Planning`, which computes results in child processes, serves the tokens in turn by this id.
+        """
         return self._token.id
 
     def take(self, what: Limited) -> None:

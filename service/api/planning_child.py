@@ -145,7 +145,8 @@ class KeptQuestion(ABC, Generic[T]):
     def asks(self) -> tuple[object, ...]:
         """Return the parameters that determine the result of the computation, as JSON values.
 
-        They form the cache key, without the version of the code: the cache ends with the process.
+        The parameters form the cache key. They need no version of the code, because the cache is in
+        memory and ends with the process.
         """
 
     @abstractmethod
@@ -184,7 +185,10 @@ class ModelQuestion(KeptQuestion[T]):
 
 @dataclass(frozen=True, slots=True)
 class Measured(Generic[T]):
-    """Runs a computation. `run` returns the result, and the result's size in memory in bytes."""
+    """A computation whose method `run` also returns the size of the result.
+
+    `run` returns a pair: the result, and its size in memory in bytes.
+    """
 
     question: KeptQuestion[T]
 

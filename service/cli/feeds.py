@@ -96,9 +96,15 @@ def _feeds(
 ) -> list[Feed]:
     """Return random inputs, one feed for each size at which the model is timed.
 
-    For a dimension with a range of sizes, these are its typical sizes (size hints). An artifact is
+    A dimension with a range of sizes is timed at its typical sizes (size hints). An artifact is
     also timed at each size for which it has a separate program. Return an empty list if the model
-    has no size of either kind.
+    has neither typical sizes nor separate programs.
+
+    Args:
+        executable: the loaded or compiled model.
+        shares: size hints of --dim, with the fraction of runs that have each size.
+        ranges: the names of the dimensions for which --dim states a size or a range.
+        given: values for random inputs.
     """
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.guarded import GuardedModel

@@ -132,7 +132,7 @@ def export(
         bool, typer.Option("--json", help="With --output: print what was written as JSON")
     ] = False,
 ) -> None:
-    """Write the records that lookups return as signed JSON lines.
+    """Write one signed JSON line for each tuning record that lookups return.
 
     Example: tilewright record export -o ours.jsonl --target znver4
     """

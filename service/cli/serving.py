@@ -187,10 +187,10 @@ def url_host(host: str) -> str:
 
 
 def _local_worker(settings: Settings, port: int) -> list[str]:
-    """Return the arguments of `server worker` for the service on this port, without TLS.
+    """Return the arguments of `server worker` for a worker of the service at this port.
 
-    The worker stores unreported results in the service's data folder. So it does not share them
-    with another worker of this user.
+    The worker connects by HTTP without TLS. It stores unreported results in the service's data
+    folder, because another worker of this user may use the default folder.
     """
     import ipaddress
 

@@ -32,9 +32,10 @@ class Retries:
     def opened(self) -> None:
         """Record the time at which an event stream was opened.
 
-        If the stream then stays open for more than `LAST_PAUSE_SECONDS`, the time limit starts
-        again when it breaks, even if no event arrived. So a proxy that repeatedly closes idle
-        streams does not exhaust the time limit while a job emits no events.
+        Attempts to reach the service end after a time limit (`patience_seconds`). The time limit
+        starts again if a stream breaks that was open for more than `LAST_PAUSE_SECONDS`, even if no
+        event arrived. So a proxy that repeatedly closes idle streams does not exhaust the time
+        limit while a job emits no events.
         """
         self._opened = self._clock()
 

@@ -69,9 +69,10 @@ def compare(
 def _side(
     request: Request, job: JobView, storage: Storage, token: Token
 ) -> tuple[ComparedSide, bool]:
-    """Return a job as one side of the comparison, with up to `MOST_ROWS` of its tasks.
+    """Return the data of a job for a comparison with another job.
 
-    Also return whether the job has more tasks.
+    Returns:
+        the job's properties and up to `MOST_ROWS` of its tasks, and whether the job has more tasks.
     """
     pages, answer = first_page(request, MOST_ROWS)
     tasks = routes.list_job_tasks(job.id, storage, token, pages)

@@ -95,7 +95,7 @@ def export(
     token: Reader,
     target: routes.TargetQuery = None,
 ) -> Response:
-    """Return the records that lookups return, as a download of signed JSON lines.
+    """Return a download with one signed JSON line for each tuning record that lookups return.
 
     `target` selects one target; None selects all.
     """

@@ -140,11 +140,13 @@ def _code_question(found: TaskOfJob, storage: Storage, untuned: bool) -> CodeQue
 def _predictions_question(
     found: TaskOfJob, storage: Storage
 ) -> tuple[int | None, PredictionsQuestion]:
-    """Return a cost model's version, and the computation of its predictions for a task's trials.
+    """Prepare a computation of the times that a cost model predicts for the trials of a task.
 
-    The cost model is the target's promoted one. The computation contains the model, and is ready to
-    run in a child process. If no cost model is promoted or the task has no trials, the version is
-    None and the computation has no cost model.
+    The cost model is the promoted one of the task's target. Return the version of the cost model,
+    and the computation, which contains the cost model and runs in a child process.
+
+    If no cost model is promoted, or the task has no trials, the version is None and the computation
+    has no cost model.
     """
     job, workload = found.job, found.task.workload_key
     mode = mode_of(job, storage)

@@ -335,7 +335,9 @@ class AsyncClient(AsyncConnection):
     async def answer(
         self, workload: str, target: str, threads: int = 1, numerics: str = "fast"
     ) -> AnswerView:
-        """Return the schedule to use for a workload, tuned or not, and its expected loss of speed.
+        """Return the schedule to use for a workload, and its expected slowdown.
+
+        The schedule is tuned or the default. The slowdown is relative to a tuned schedule.
 
         Args:
             workload: the workload's key.

@@ -159,8 +159,8 @@ class AsyncConnection:
     async def _stream(self, path: str, after: int, retries: Retries) -> AsyncIterator[JobEventView]:
         """Yield the job events with numbers above `after`, until the service ends the stream.
 
-        An opened stream shows that the service can be reached. So its time is recorded in
-        `retries`, which limits the retries of the caller.
+        The time at which the stream opens is recorded in `retries`. If the stream breaks later, the
+        caller uses `retries` to decide when to connect again, and when to give up.
 
         Raises:
             UnreachableError: if the connection breaks.

@@ -104,18 +104,18 @@ class Device(Protocol):
         """The largest total size, in bytes, of the outputs that one call of `check` may fetch."""
 
     def second_opinion(self, first: ClaimReporter) -> Device:
-        """Return a device that repeats a measurement which the worker `first` has made.
+        """Return a device on which to repeat a measurement that the worker `first` has made.
 
-        The returned device consists of other workers than `first` if any are alive. Otherwise it
-        consists of the same workers as this device.
+        The repetition runs on other workers than `first` if any are alive. Otherwise it runs on the
+        same workers as this device.
         """
 
     def worth(self, first: ClaimReporter) -> Attestation:
         """Return how trustworthy a measurement by `first` becomes if a repetition confirms it.
 
-        The attestation states how many workers, of how many owners, measured. For example, a
-        confirmation by a worker of another owner is worth more than one by the same worker. The
-        device that `second_opinion` returns would run the repetition.
+        The result states how many workers, of how many owners, would then have measured. For
+        example, a confirmation by a worker of another owner is worth more than one by the same
+        worker. The repetition would run on the device that `second_opinion` returns.
         """
 
     def runs(self, target: Target) -> bool:

@@ -40,7 +40,8 @@ class LeasedDevice(ProgramRuns):
     """A device that measures kernels and runs programs on remote workers. A context manager.
 
     All program runs of a job go to one worker (`RunQueue`). Kernels are measured by all workers of
-    the target; if workers are named, one of them measures at a time (`RemoteRunner`).
+    the target. If `worker_ids` names workers, only one of these measures at a time
+    (`RemoteRunner`).
 
     Methods that run code raise DeviceError if no worker completes the run. They raise Interrupted
     if this process must release the job, and JobCancelled if the user has cancelled the job.
@@ -52,14 +53,14 @@ class LeasedDevice(ProgramRuns):
         interrupt: set when this process must stop work on the job.
         cancel: set when the user has cancelled the job.
         worker_ids: the only workers that may be used, in order of preference; empty for all.
-        absent_seconds: the time to wait while no worker can take a run.
-        gives_back: whether the methods raise WorkerAbsent, so that the job waits for a worker, if
-            no worker can take a run for `absent_seconds`. Otherwise they raise DeviceError.
-        limit_seconds: the wall-time limit of each step of a run: loading a program, or running it
-            once.
-        second: whether this device repeats earlier measurements to confirm them. It then never
+        absent_seconds: how long a method waits while no worker can take a run.
+        gives_back: the error after this wait. If true, it is WorkerAbsent, and the job then waits
+            in the queue for a worker. If false, it is DeviceError.
+        limit_seconds: the time limit of each step of a run. Loading a program is one step; each run
+            of the program is another step.
+        second: true if this device repeats earlier measurements to confirm them. It then never
             reuses the results of the earlier measurements.
-        canaries: whether kernel measurements also wait for workers in quarantine, of which each
+        canaries: whether kernel measurements also wait for workers in quarantine. Each of these
             gets one request as a test.
         priority: the priority of this job's kernel measurements relative to other jobs'.
         given: the user's input values for the model; other inputs are random.

@@ -41,9 +41,9 @@ def of_compiled(compiled: CompiledProgram) -> Loadable:
 
 
 def at_sizes(compiled: CompiledProgram, planned: Planned) -> Loadable:
-    """Return a compiled program as a Loadable for the fixed sizes of `planned`.
+    """Return a compiled program, with fixed sizes, as a `Loadable` that a device can run.
 
-    These sizes replace the dynamic dimensions of the program.
+    The sizes of `planned` replace the dynamic dimensions of the program.
     """
     program = compiled.program
     if program.dimensions:
@@ -52,11 +52,12 @@ def at_sizes(compiled: CompiledProgram, planned: Planned) -> Loadable:
 
 
 def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:
-    """Return one program of an artifact as a Loadable.
+    """Return one program of an artifact as a `Loadable` that a device can run.
 
-    An artifact may have a program per combination of sizes. A model whose data determine sizes runs
-    as several segments, with a program per segment. `planned` states the sizes and the segment of
-    the program to return. The code and the weights are read from the artifact's files.
+    An artifact (a compiled model) may have a program per combination of sizes. If the model's data
+    determine sizes, the model runs as several segments, with a program per segment. `planned`
+    states the sizes and the segment of the program to return. The code and the weights are read
+    from the artifact's files.
 
     Raises:
         ArtifactError: if the artifact does not support these sizes.

@@ -249,12 +249,14 @@ class _Steps:
         return tuple(dict.fromkeys([*([name] if name in self._ports else []), *own]))
 
     def _direct(self, name: str) -> tuple[Shown, ...]:
-        """Return the ways in which the value `name` of the model is compared with the program.
+        """Return the ways to compute a value of the model that are compared with the reference.
 
-        A way computes the value from values that the program writes. All ways that use the whole of
-        one written value are returned, so the value is compared wherever a kernel writes it.
-        Otherwise, one way that selects or combines elements of written values is returned. For an
-        output of the model, that way is not needed, because the output itself is compared.
+        Each way computes the value from values that the program writes. If written values hold the
+        whole value, one way per written value is returned. So the value is compared wherever a
+        kernel writes it.
+
+        Otherwise, one way is returned that selects or combines elements of written values. For an
+        output of the model, no such way is returned, because the output itself is compared.
         """
         shown = self._shown.get(name, ())
         direct = tuple(each for each in shown if each.whole)

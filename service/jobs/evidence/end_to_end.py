@@ -74,13 +74,14 @@ class Served(StrEnum):
 class Verdict:
     """The decision on which schedules a model is built from, and its reason.
 
+    A race times the program with tuned schedules against the program with default schedules.
+
     Attributes:
         served: whether tuned schedules, defaults or a mixture are used.
-        outcome: the outcome of the race against the untuned program, such as "faster". If the
-            defaults are in use, it is the outcome for all tuned schedules together. "same": no
-            schedule differs from its default. "not_run": no race was run. Either the device cannot
-            run the programs, or there is neither a device nor a stored race between the same
-            programs.
+        outcome: the outcome of the race, such as "faster" for the tuned program. If defaults are
+            used, it is the outcome with all tuned schedules. "same" means that no schedule differs
+            from its default. "not_run" means that no race was run. Then either the device cannot
+            run the programs, or there is neither a device nor a stored race of the same programs.
         comparison: the measured ratio of times in this race; None without a race.
         dropped: the keys of the workloads that fell back to their defaults.
         reason: the reason, as text for users.
@@ -258,12 +259,13 @@ def _usable(
 ) -> Verdict | None:
     """Return the verdict of a race: whether tuned schedules, defaults or a mixture are used.
 
-    Use the stored race with the key `identity`, or else run a new race. If the race needs a second
-    measurement, another worker repeats the race first, if one is alive (`race_review`). If the
-    repetition contradicts the race, the verdict selects the default schedules.
+    The verdict comes from the stored race with the key `identity`, or else from a new race. If the
+    race needs a second measurement, another worker repeats it first, if one is alive
+    (`race_review`). If the repetition contradicts the race, the verdict selects the default
+    schedules.
 
-    Return None if the race was withdrawn meanwhile, or if another job had disputed it before. The
-    caller then tries again.
+    Return None if the race was withdrawn in the meantime, or if another job had already disputed
+    the race. The caller then tries again.
     """
     known = storage.ledger.race(identity, job_id)
     if known is not None:

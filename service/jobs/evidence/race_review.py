@@ -1,6 +1,7 @@
 """Reviews a race: repeats it on another worker if one is alive, and compares the outcomes.
 
-A race decides whether the tuned or the untuned program of a model is used (its verdict).
+A race times the tuned program of a model against the untuned program. Its outcome, the verdict,
+decides which program is used.
 """
 
 from __future__ import annotations
@@ -73,16 +74,17 @@ def review_race(
 ) -> Reviewed:
     """Repeat a race between programs, and confirm or dispute its decision (the verdict).
 
-    The race is repeated only if workers of one owner alone have run it. The repetition on `device`
-    must also make the verdict more trustworthy, for example because a worker of another owner is
-    alive.
+    The race is repeated if both conditions hold. Only workers of one owner have run it so far. A
+    repetition on `device` would make the verdict more trustworthy, for example because a worker of
+    another owner is alive.
 
     Args:
         claim: the stored race with its verdict.
         storage: the database with the race.
         device: the device of the job that relies on the verdict.
         race: runs the programs of the verdict on a device.
-        first: the outcome in the first race of each program that was raced against the untuned one.
+        first: the outcomes of the first race: one for each program that was timed against the
+            untuned program.
         job_id: the job that relies on the verdict; "" without one.
 
     Returns:

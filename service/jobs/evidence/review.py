@@ -123,7 +123,7 @@ class Review(Generic[C]):
         repetition: performs the second measurements of one kind of claim, such as tuning records.
         stopped: returns True if no further attempt may begin.
         rounds: the largest number of attempts to measure a claim. An attempt fails if its worker
-        leaves.
+            leaves.
         job_id: the job that runs the review, which is not notified of disputes; "" without a job.
     """
 
@@ -135,20 +135,23 @@ class Review(Generic[C]):
     job_id: str = ""
 
     def doubtful(self, claims: Sequence[C]) -> Sequence[C]:
-        """Return the claims that need a second measurement and can get a useful one.
+        """Return the claims (reported speeds) that need and can get a second measurement.
 
-        A claim needs one if only workers of a single owner measured the claim. A second measurement
-        is useful if it makes the claim more trustworthy, for example if a worker of another owner
-        is connected.
+        A claim needs a second measurement if only workers of a single owner have measured it. A
+        claim can get one if a connected worker would make it more trustworthy, such as a worker of
+        another owner.
         """
         weak = [one for one in claims if one.attestation.weak]
         worth = {one: self.device.worth(one) for one in {each.reporter for each in weak}}
         return [one for one in weak if worth[one.reporter].rank > one.attestation.rank]
 
     def repeat(self, claims: Sequence[C]) -> Reviewed:
-        """Measure claims a second time, confirm or dispute each claim, and return the counts.
+        """Measure claims (speeds that workers reported) again, and confirm or dispute each claim.
 
         Other jobs that used a disputed claim are notified by an event.
+
+        Returns:
+            the number of confirmed claims, and a sentence for each disputed claim.
 
         Raises:
             CompilerError: if a program to measure cannot be compiled.

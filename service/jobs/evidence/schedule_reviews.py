@@ -88,8 +88,8 @@ class ScheduleReviews:
             tasks: the tasks whose records are reviewed.
 
         Returns:
-            the counts of confirmed and disputed records; `open` is the number of all records of the
-            job that are neither confirmed nor disputed.
+            the number of confirmed records, and a sentence for each disputed record. `open` is the
+            number of all records of the job that are neither confirmed nor disputed.
 
         Raises:
             CompilerError: if the kernels cannot be compiled.
@@ -104,15 +104,15 @@ class ScheduleReviews:
     def doubt(self, tasks: Sequence[Task]) -> Reviewed:
         """Review stored records: measure again the records that only one owner has measured.
 
-        A record is left out if no connected worker could make it more trustworthy. A worker of
-        another owner can, for example. If the second measurement contradicts a record, no job uses
-        the record any more. Jobs whose artifacts use the record get an event.
+        A record is measured only if a connected worker can make it more trustworthy, such as a
+        worker of another owner. If the second measurement contradicts a record, no job uses the
+        record any more. Jobs whose compiled models use the record get an event.
 
         Args:
-            tasks: the job's tasks, whose fastest stored records are reviewed.
+            tasks: the job's tasks. The records that lookups return for them are reviewed.
 
         Returns:
-            the counts of confirmed and disputed records.
+            the number of confirmed records, and a sentence for each disputed record.
 
         Raises:
             CompilerError: if the kernels cannot be compiled.
@@ -122,17 +122,17 @@ class ScheduleReviews:
         return self.back(tasks, list(served.values()))
 
     def back(self, tasks: Sequence[Task], records: Sequence[StoredRecord]) -> Reviewed:
-        """Review given records: measure again the records that only one owner has measured.
+        """Review the given records: measure again those records that only one owner has measured.
 
-        A record is left out if no connected worker could make it more trustworthy, or if it is from
-        another version of the code generator.
+        A record is measured only if a connected worker can make it more trustworthy, such as a
+        worker of another owner. Records from another version of the code generator are left out.
 
         Args:
             tasks: the tasks of the records.
             records: the records.
 
         Returns:
-            the counts of confirmed and disputed records.
+            the number of confirmed records, and a sentence for each disputed record.
 
         Raises:
             CompilerError: if the kernels cannot be compiled.

@@ -110,14 +110,15 @@ def rounding_intervals(
     narrow: DType | None = None,
     mixed: bool = False,
 ) -> Iterator[RoundingInterval]:
-    """Run a graph repeatedly on perturbed inputs; after each run, yield the interval of its output.
+    """Run a graph repeatedly on perturbed inputs, to find how far rounding may change its output.
 
-    The interval widens from run to run. The iteration ends early if a perturbed run fails.
+    After each run, yield the range of each output element over all runs so far. So the ranges widen
+    from run to run. The iteration ends early if a perturbed run fails.
 
     Args:
         segment: the graph; it has one output.
         given: the inputs by name.
-        right: the expected output; the interval always contains it.
+        right: the expected output; the ranges always contain it.
         draw: generates random numbers.
         narrow: the 16-bit float type in which the program computes matrix products and
             convolutions; None if it uses wider types.
@@ -158,10 +159,10 @@ def rounding_intervals(
 
 
 def _before_jump(segment: Graph, name: str) -> tuple[str, Graph]:
-    """Find the first discontinuous operator in the elementwise operators that compute an output.
+    """Find the first discontinuous operator among the last elementwise operators of a graph.
 
-    The search follows the operators backwards from the output. It ends at an operator that is not
-    elementwise, or that reads several computed values.
+    The search goes backwards from the output. It ends at an operator that reads several computed
+    values, or that is neither elementwise nor a view.
 
     Args:
         segment: the graph.

@@ -72,10 +72,13 @@ def at_other_sizes(
 ) -> Iterator[Planned]:
     """Yield the plan, with fixed sizes, at both ends of its ranges and then at random sizes.
 
+    A size with too many operations is replaced by a size nearer to the first size hint (an expected
+    size).
+
     Args:
         planned: the plan; nothing is yielded if it has no dynamic dimensions.
-        share: returns the limit of the operations at the next size, as a multiple of the operations
-            at the first size hint (an expected size). Values above MOST count as MOST.
+        share: returns the largest number of operations at the next size, relative to the operations
+            at the first size hint. Values above MOST count as MOST.
     """
     found = planned.open
     if found is None:
@@ -123,16 +126,15 @@ def _different(
 ) -> Iterator[dict[str, int]]:
     """Yield combinations of sizes, without duplicates and without the combinations in `seen`.
 
-    A combination that needs too many operations is replaced by a combination between it and
-    `seen[0]`.
+    If a combination needs too many operations, its sizes are moved towards those of `seen[0]`.
 
     Args:
         planned: the plan at fixed sizes.
         found: the plan with dynamic dimensions.
         wanted: the combinations, each with a size per dimension.
         seen: combinations that were verified before; not empty.
-        share: returns the limit of the operations at a combination, as a multiple of the operations
-            at `seen[0]`.
+        share: returns the largest number of operations at the next combination, relative to the
+            operations at `seen[0]`.
     """
     known = {d.name: d for d in found.ranges}
     made = [kind for name, kind in found.graph.types.items() if name not in found.graph.constants]
