@@ -349,9 +349,9 @@ class ClaimLedger:
     def adopt(self, new: Sequence[Foreign]) -> Sequence[ReviewState | None]:
         """Store tuning records from other services. A record has the best schedule for a workload.
 
-        All jobs may use a new record, unless a faster record already exists for the same workload,
-        target, threads and numerics. Return the review state of each record, in order. The entry is
-        None for a record that was already stored, which does not change.
+        All jobs may use a new record, unless lookups already return a faster record for the same
+        workload, target, threads and numerics. Return the review state of each record, in order.
+        The entry is None for a record that was already stored, which does not change.
         """
         with changing(self._engine) as connection:
             return adopt(connection, new, self._clock())
@@ -378,8 +378,8 @@ class ClaimLedger:
     def use(self, claim_ids: Collection[str], job_id: str) -> bool:
         """Record that a job's result (its compiled model) contains the schedules of these claims.
 
-        Return False, and record nothing, if a claim was disputed or withdrawn after the job read
-        it. The job must then look up the served claims again. Otherwise return True.
+        Return False, and record nothing, if one of the claims was disputed or withdrawn after the
+        job read the claims. The job must then look up the claims again. Otherwise return True.
         """
         names = sorted(set(claim_ids))
         gone_states = [ReviewState.WITHDRAWN.value, ReviewState.DISPUTED.value]

@@ -239,7 +239,7 @@ class LeaseStore(MeasureQueue):
     ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
         """Save several results of workers in one transaction.
 
-        A result that arrives after its lease ended is accepted if the request is still queued. If
+        A result that arrives after its lease ended is accepted if the request is queued again. If
         another worker has taken the request, or the request was cancelled, the outcome is LATE. A
         late result is stored with the lease. It is accepted only if the other worker fails.
 

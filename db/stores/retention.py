@@ -261,8 +261,13 @@ def _delete_jobs(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> No
     """Delete jobs with their events, tasks, runs, and records of the schedules that they use.
 
     The jobs may have requested races, which time a model with tuned and with default schedules. The
-    verdict of a race is deleted too, unless it is served to all jobs or another job uses it. Such a
-    verdict is deleted by a later call, once it is neither served nor used.
+    verdict of a race is deleted too, unless lookups return it or another job uses it. Such a
+    verdict is deleted by a later call, once lookups do not return it and no job uses it.
+
+    Args:
+        connection: in a writing transaction.
+        key: the column of the table of jobs that identifies a job.
+        gone: the values of this column for the jobs to delete.
     """
     for table in (_events, _tasks, _uses):
         connection.execute(sa.delete(table).where(table.c.job_id.in_(gone)))

@@ -213,10 +213,11 @@ class ShapeStore:
     def members(
         self, family: str, target_key: str, threads: int, numerics: str, most: int
     ) -> list[str]:
-        """Return the keys of at most `most` workloads of a family that have a served record.
+        """Return the keys of workloads of a family that have a tuning record, at most `most` keys.
 
-        The workloads of a family differ only in numbers such as scales. The record must have the
-        given target, threads and numerics. The workload with the newest record comes first.
+        The workloads of a family differ only in numbers such as scales. The record must be one that
+        lookups return for the given target, threads and numerics. The workload with the newest
+        record comes first.
         """
         query = (
             sa.select(_shapes.c.workload_key)

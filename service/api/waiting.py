@@ -250,7 +250,7 @@ class ClaimDispatcher:
     async def _serve(self) -> None:
         """Lease measurement requests to the waiting workers, one batch of workers at a time.
 
-        Return when none of them can get a request until new requests are announced.
+        Return when no waiting worker can get a request until new requests are announced.
         """
         try:
             while some := self._due():

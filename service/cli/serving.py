@@ -187,10 +187,10 @@ def url_host(host: str) -> str:
 
 
 def _local_worker(settings: Settings, port: int) -> list[str]:
-    """Return the arguments of `server worker` for a worker of the service at this port.
+    """Return the arguments of `server worker` for a worker that connects to this service.
 
-    The worker connects by HTTP without TLS. It stores unreported results in the service's data
-    folder, because another worker of this user may use the default folder.
+    The worker connects to `port` by HTTP without TLS. It stores unreported results in the service's
+    data folder, because another worker of this user may use the default folder.
     """
     import ipaddress
 

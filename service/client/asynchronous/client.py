@@ -337,7 +337,8 @@ class AsyncClient(AsyncConnection):
     ) -> AnswerView:
         """Return the schedule to use for a workload, and its expected slowdown.
 
-        The schedule is tuned or the default. The slowdown is relative to a tuned schedule.
+        The schedule was tuned for this or a similar workload, or it is the default. The slowdown is
+        relative to a schedule tuned for this workload.
 
         Args:
             workload: the workload's key.

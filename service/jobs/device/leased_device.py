@@ -54,10 +54,10 @@ class LeasedDevice(ProgramRuns):
         cancel: set when the user has cancelled the job.
         worker_ids: the only workers that may be used, in order of preference; empty for all.
         absent_seconds: how long a method waits while no worker can take a run.
-        gives_back: the error after this wait. If true, it is WorkerAbsent, and the job then waits
-            in the queue for a worker. If false, it is DeviceError.
-        limit_seconds: the time limit of each step of a run. Loading a program is one step; each run
-            of the program is another step.
+        gives_back: determines the error after this wait. If true, it is WorkerAbsent, and the job
+            then waits in the queue for a worker. If false, it is DeviceError.
+        limit_seconds: the wall-time limit of each step of a run. Loading a program is one step;
+            each run of the program is another step.
         second: true if this device repeats earlier measurements to confirm them. It then never
             reuses the results of the earlier measurements.
         canaries: whether kernel measurements also wait for workers in quarantine. Each of these

@@ -24,8 +24,8 @@ def runnable_targets(
     its device can run are returned:
 
     - the best target for the device, which comes first;
-    - this machine's `host` target, which comes first instead if the device has the same CPU,
-      because its description is more detailed;
+    - this machine's own target `host`, which comes first instead if the device has the same CPU,
+      because the `host` target describes the CPU in more detail;
     - all targets that the compiler describes, and those that jobs have used.
 
     The best target and the `host` target also occur with narrower vectors, such as 128 instead of

@@ -74,9 +74,9 @@ def review_race(
 ) -> Reviewed:
     """Repeat a race between programs, and confirm or dispute its decision (the verdict).
 
-    The race is repeated if both conditions hold. Only workers of one owner have run it so far. A
-    repetition on `device` would make the verdict more trustworthy, for example because a worker of
-    another owner is alive.
+    The race is repeated only if workers of a single owner have run it so far. The repetition on
+    `device` must also make the verdict more trustworthy; for example, `device` has a worker of
+    another owner.
 
     Args:
         claim: the stored race with its verdict.
