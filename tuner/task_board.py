@@ -62,12 +62,12 @@ class TaskBoard:
         return self._by_key.get(key)
 
     def group(self) -> None:
-        """Select one task of each family to search; the others will use the result of this task.
+        """Choose one task of each family to search. The other tasks of the family will use its result.
 
-        The workloads of a family differ only in numbers such as scales. A finished task is
-        preferred, then the task with the most successful trials, then the task with the most
-        occurrences in the model. Tasks that use a record of an earlier run are left out, because
-        they are not searched.
+        The workloads of a family differ only in numbers such as scales. The choice prefers a
+        finished task, then the task with the most successful trials, then the task that occurs most
+        often in the model. Tasks that use a record of an earlier run are left out, because they are
+        not searched.
         """
         families: dict[Hashable, list[TaskState]] = {}
         for state in self._states:

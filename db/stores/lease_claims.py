@@ -111,7 +111,7 @@ def survey(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Surv
     A claim is a worker's call for leases on queued requests. A claim gets no new lease in any of
     these cases:
 
-    - Its worker is unknown, unregistered, or drained by an administrator.
+    - Its worker is unknown, unregistered, or drained: a user has stopped new leases for it.
     - Its worker is in quarantine, and must not be tested yet.
     - No request for its targets is queued.
     - The claim is a repetition: it gets its earlier leases again.
