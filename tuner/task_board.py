@@ -62,11 +62,13 @@ class TaskBoard:
         return self._by_key.get(key)
 
     def group(self) -> None:
-        """Choose one task of each family to search. The other tasks of the family will use its result.
+        """Choose one task of each family to search; the family's other tasks will use its result.
 
         The workloads of a family differ only in numbers such as scales. The choice prefers a
-        finished task, then the task with the most successful trials, then the task that occurs most
-        often in the model. Tasks that use a record of an earlier run are left out, because they are
+        finished task, then the task with the most successful trials, then the one with the fewest
+        failed trials. Last, it prefers the task that occurs most often in the model.
+
+        A task that uses the record of a related task from an earlier run is left out, because it is
         not searched.
         """
         families: dict[Hashable, list[TaskState]] = {}
