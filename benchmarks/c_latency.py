@@ -56,12 +56,12 @@ code."""
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latency of one engine on one model.
+    """Latency of one engine (a way to run the program, such as C or Python) on one model.
 
     `seconds` is the median of all samples, and `fastest` is the smallest sample. `ratio` and `less`
-    compare the engine with Python in each round, and are medians over all rounds. `ratio` is the
-    engine's median time divided by Python's. `less` is Python's median time minus the engine's, in
-    seconds.
+    compare the engine with the engine that runs the program from Python. Both are computed per
+    round; their medians over all rounds are stored. `ratio` is the engine's median time divided by
+    Python's. `less` is Python's median time minus the engine's, in seconds.
     """
 
     model: str

@@ -171,8 +171,9 @@ class Chaos:
     def _live_leases(self) -> list[tuple[str, str]]:
         """Return (lease id, worker id) for all live leases, read from the database.
 
-        Liars, the workers that report false results, use the ids to attack other workers' leases.
-        The API would not reveal the ids. The list is empty while the database is down.
+        A lease assigns a measurement request to a worker. Liars (workers that report false results)
+        use the ids to attack other workers' leases. The API would not reveal the ids. The list is
+        empty while the database is down.
         """
         query = sa.select(LeaseRow.id, LeaseRow.worker_id).where(LeaseRow.ended_at.is_(None))
         try:

@@ -157,7 +157,9 @@ def _records(storage: Storage) -> Iterator[StoredRecord]:
 
 
 def _served_lies(storage: Storage, liars: Collection[str]) -> Iterator[str]:
-    """Yield a sentence for each served record that is unconfirmed or comes from a dishonest worker.
+    """Yield a sentence for each record that the service delivers although it is not trustworthy.
+
+    Such a tuning record is unconfirmed, or a worker that reports false results measured it.
 
     Args:
         storage: the service's stores.

@@ -1,9 +1,9 @@
 """Measures random schedules (candidates), whose times are the data for evaluating cost models.
 
 All candidates of a task (a workload to tune) are measured together. Rounds over all candidates
-repeat for a second or more, so that a disturbance of the machine affects all of them equally. When
-they were measured in small consecutive batches, two measurements of the same candidates ranked 15
-of 100 pairs differently.
+repeat for a second or more, so that a disturbance of the machine affects all of them equally. Small
+consecutive batches were less reliable: two measurements of the same candidates ranked 15 of 100
+pairs differently.
 """
 
 from __future__ import annotations
@@ -136,7 +136,13 @@ def _measure(done: _Building, runner: Runner, references: ReferenceCache, job: s
     """Measure the built candidates of a task, and return a trial (result) for each candidate.
 
     Candidates that failed to build have trials, too. Candidates with the same object code are
-    measured once. `done` has the task and its builds. `references` computes the expected outputs.
+    measured once.
+
+    Args:
+        done: the task and the results of its builds.
+        runner: measures the candidates.
+        references: computes the expected outputs.
+        job: the id under which the trials are stored.
     """
     key, failed = done.task.key, list[Trial]()
     default = done.task.space.default()

@@ -206,10 +206,10 @@ class _Attention:
         return writer.node("Reshape", full, self._integers(1, self.heads, -1, self.size))
 
     def _hidden(self) -> str:
-        """Add the causal mask of shape (1, 1, tokens, keys), for the cached and the new tokens.
+        """Add nodes that compute the causal attention mask, and return the name of the mask.
 
-        It is 0 where a query may read a key, and the lowest float32 elsewhere. Returns the mask's
-        name.
+        The mask has shape (1, 1, tokens, keys), where the keys are those of the cached and the new
+        tokens. The mask is 0 where a query may read a key, and the lowest float32 elsewhere.
         """
         writer, zero, one = self.writer, self._integers(0), self._integers(1)
         count = writer.node("Squeeze", self._all)

@@ -192,9 +192,13 @@ def _digest_program(model: str, planned: Planned, found: Found) -> None:
 
 
 def _cuts(cut: SegmentBoundary[int]) -> dict[str, Any]:
-    """The parts of a model as JSON, without the texts that explain the boundaries.
+    """Return the tree of a model's parts as JSON, without explanations.
 
-    A model is divided where a size is known only at run time.
+    A model is divided into parts (programs) where a size is known only at run time. The omitted
+    explanations give the reason for each division.
+
+    Args:
+        cut: the first division, with the parts that follow it.
     """
 
     def bare(data: dict[str, Any]) -> dict[str, Any]:
@@ -434,9 +438,13 @@ def _values(planned: Planned, compiled: CompiledProgram, names: Mapping[str, str
 
 
 def _moves(shown: Shown, names: Mapping[str, str]) -> list[object]:
-    """The nodes that reconstruct a value of the imported graph from stored values, as JSON.
+    """Return the nodes that reconstruct a value of the imported graph from stored values, as JSON.
 
-    `names` are the canonical names of the stored values. Intermediate values get new names.
+    Intermediate values get new names.
+
+    Args:
+        shown: the value to reconstruct, with its nodes.
+        names: the canonical names of the stored values.
     """
     own = dict(names)
     return [
@@ -456,10 +464,16 @@ def targets_of(model: str) -> list[str]:
 
 
 def _targets(model: str, name: str) -> list[str]:
-    """The names of the targets for which one of the models on a line is compiled.
+    """The names of the targets for which a model is compiled.
 
-    `model` is the name of a line of the digests file, and `name` that of a model on the line. If
-    several models share a line, each of them is compiled for a single target.
+    To save time, these are not all targets for each model. A line of the digests file has one
+    model, or several small models. If a line has several models, each model is compiled for a
+    single target, which a hash of its name selects. A large model is compiled for a random part of
+    the targets.
+
+    Args:
+        model: the name of the line.
+        name: the name of the model on the line.
     """
     if len(DIGESTED[model].builds) > 1:
         return [_chosen(name, known_targets())]
@@ -489,7 +503,7 @@ def _space(workload: Workload, planned: Planned, found: Found) -> str:
     """Describe the schedule space of a workload (a fused subgraph) as text.
 
     The text has the schedule parameters, a digest of all schedules, and the code of some random
-    ones.
+    schedules. Their algorithms are added to the features in `found`.
     """
     space = schedule_space(workload, planned.mode)
     lines = [workload.key]

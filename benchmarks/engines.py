@@ -219,7 +219,11 @@ ENGINES = {
 
 
 class Served:
-    """Runs one engine in a child process: answers the parent's requests `load` and `turn`."""
+    """Runs one inference engine in a child process, and answers the parent's requests.
+
+    The request `load` loads a model and writes its outputs to a file. The request `turn` makes a
+    series of timed runs.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

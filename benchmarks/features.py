@@ -62,8 +62,8 @@ class Line:
 def workloads() -> Iterator[Workload]:
     """Yield the workloads (fused subgraphs) of NETWORKS to measure.
 
-    Similar workloads are limited: at most ALIKE workloads of a network allow the same set of
-    algorithms, such as direct convolution and Winograd.
+    Workloads for which the same algorithms are available, such as direct convolution and Winograd,
+    are similar. At most ALIKE similar workloads are yielded per network.
     """
     target = resolve_target("host")
     for name in NETWORKS:

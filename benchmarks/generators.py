@@ -212,7 +212,11 @@ def likeliest(logits: NDArray[np.float32]) -> int:
 
 
 class Served:
-    """Runs one engine in a child process: answers the parent's requests `load` and `generate`."""
+    """Runs one text-generation engine in a child process, and answers the parent's requests.
+
+    The request `load` loads a decoder. The request `generate` continues a prompt, and returns the
+    tokens and the times.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -40,7 +40,8 @@ class Liar:
     """A worker thread that sends false reports of one kind.
 
     Args:
-        kind: what the reports lie about: times, digests, or leases of other workers.
+        kind: the kind of false report: false times, false digests, or reports for leases (assigned
+            requests) of other workers.
         server: the URL of the service.
         token: the worker's token for the service, with the scope `measure`.
         leases: returns the live leases of all workers, as (lease, worker). A real attacker would
@@ -158,8 +159,9 @@ class Liar:
     def _ran(self, request: RunRequest) -> RunResult:
         """Forge a successful result for any request: all programs are correct and very fast.
 
-        In a race, every program except the first takes a hundredth of the first one's time. If the
-        worker lies about digests, the result has a wrong request id instead.
+        A request may ask for a race, an interleaved timing of several programs. Every program
+        except the first then takes a hundredth of the first program's time. A worker that lies
+        about digests returns a result with a false request id instead.
         """
         work = request.work
         result = RunResult(request.request_id, RunStatus.OK, worker=self.worker_id)

@@ -83,10 +83,10 @@ def llama(
 ) -> Any:
     """A Llama decoder with logits for every token; by default two layers of TinyLlama's size.
 
-    The input is `input_ids` (1, tokens). If `past` is positive, the decoder has a key-value cache
-    with `cached` heads. The inputs past_key_0, past_value_0, ... are then the cache of `past`
-    earlier tokens, and the outputs present_key_0, present_value_0, ... that of all tokens. The last
-    output is the logits.
+    The input `input_ids` has shape (1, tokens). If `past` is positive, the decoder also has a
+    key-value cache with `cached` heads. The inputs past_key_0, past_value_0, ... then contain the
+    keys and values of `past` earlier tokens. The outputs present_key_0, present_value_0, ...
+    contain the keys and values of all tokens. The last output is the logits.
     """
     writer = OnnxWriter("llama", seed)
     decoder = _Decoder(writer, tokens, past, hidden, heads, cached)

@@ -55,16 +55,25 @@ DEFAULTS_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Makes tuning runs, stores them in a folder, and races the best programs of both tuners.
+    """Makes tuning runs of Tilewright and of TVM, and races the best programs of both.
 
-    `tvm` is the Python interpreter that has TVM.
+    Results are stored in `folder`. `tvm` is the Python interpreter that has TVM.
     """
 
     folder: Path
     tvm: str
 
     def run(self, name: str, engine: Engine, seed: int, budget: Budget) -> Run:
-        """Return the stored tuning run if it succeeded with this budget, or else make a new run."""
+        """Return the tuning run of a model by one tuner (Tilewright or TVM); make it if necessary.
+
+        A stored run is returned if it succeeded with this budget.
+
+        Args:
+            name: the name of the model.
+            engine: the tuner.
+            seed: the seed of the run.
+            budget: the limits of the run in trials and seconds.
+        """
         folder = self._of(name, engine, seed)
 
         def make() -> Run:
@@ -116,9 +125,13 @@ class Bench:
         return report
 
     def raced(self, name: str, runs: Sequence[Run]) -> Raced:
-        """Race the fastest programs that the tuning runs of both engines found for a model.
+        """Race the fastest program that Tilewright found for a model against the fastest of TVM.
 
         If these two programs were raced before, return the stored result.
+
+        Args:
+            name: the name of the model.
+            runs: all tuning runs of the model by both tuners.
         """
         ours, theirs = (_best([r for r in runs if r.engine is engine]) for engine in Engine)
         path = self.folder / name / "raced.json"
@@ -163,7 +176,7 @@ def _best(runs: Sequence[Run]) -> Run:
 
 
 def compare(bench: Bench, budgets: Mapping[str, Budget]) -> list[Comparison]:
-    """Make all tuning runs, alternating between the two tuners, and then race the best programs.
+    """Make all tuning runs with Tilewright and TVM alternately, and then race the best programs.
 
     `budgets` has the limits of the runs for each model. Returns a comparison per model.
     """

@@ -94,9 +94,10 @@ class Comparison:
         return [run for run in self.runs if run.engine is engine]
 
     def factor(self, axis: Axis, at: float) -> Factor | None:
-        """Compare the tuners' best times after `at` trials or `at` seconds, as `axis` says.
+        """Compare the best times of Tilewright and TVM after the same number of trials or seconds.
 
-        The result is None if a run ended earlier, or has no time at that point.
+        `at` is this number, and `axis` says whether it counts trials or seconds. The result is None
+        if a run ended earlier, or has no time at that point.
         """
         ours, theirs = (_side(self.of(engine), axis, at) for engine in Engine)
         return None if ours is None or theirs is None else Factor(at, ours, theirs)
@@ -104,8 +105,9 @@ class Comparison:
     def points(self, axis: Axis) -> list[float]:
         """The numbers of trials, or times in seconds, at which the best time of a run may change.
 
-        These are every trial, or the time of every measured candidate within the time budget.
-        `axis` selects trials or seconds.
+        For trials, these are 1, 2, and so on, up to the length of the longest run. For seconds,
+        these are the times at which a candidate was measured within the time budget. `axis` selects
+        trials or seconds.
         """
         match axis:
             case Axis.TRIALS:
@@ -115,19 +117,18 @@ class Comparison:
                 return sorted(time for time in times if time <= self.seconds)
 
     def factors(self, axis: Axis) -> list[Factor]:
-        """Comparisons of the tuners at every number of trials, or every time in seconds.
+        """Comparisons of Tilewright with TVM at every number of trials, or every time in seconds.
 
-        Only those are included that all runs of both tuners reached. `axis` selects trials or
-        seconds.
+        Numbers and times that some run did not reach are omitted. `axis` selects trials or seconds.
         """
         found = (self.factor(axis, at) for at in self.points(axis))
         return [factor for factor in found if factor is not None]
 
     def passed(self, axis: Axis) -> float | None:
-        """The number of trials, or time in seconds, at which we first reach TVM's final time.
+        """The number of trials, or time in seconds, at which Tilewright reaches TVM's final time.
 
-        Our best time is then at most TVM's best time at the end of its runs. `axis` selects trials
-        or seconds. The result is None if our tuner never reaches it.
+        At this point, Tilewright's best time is at most TVM's best time at the end of its runs.
+        `axis` selects trials or seconds. The result is None if Tilewright never reaches TVM's time.
         """
         last = _side(self.of(Engine.TVM), Axis.SECONDS, self.seconds)
         for at in [0.0, *self.points(axis)]:

@@ -98,9 +98,9 @@ class Reply:
         timed_out: whether a test exceeded its time limit.
         test: the index of the last test that ran.
         tail: the end of the output.
-        possible: False if the mutant can only be tested by importing it anew. The session that was
-            asked had already imported the project, and the mutant differs in code that runs at
-            import.
+        possible: False if the tests did not run, because the mutant (changed code) differs in code
+            that runs at import. The process had already imported the project, so that a new import
+            is required.
         recorded: one `Recording` (executed lines) per test, if requested.
     """
 
@@ -197,9 +197,10 @@ class Chosen:
 
 
 def fresh(request: Request) -> Reply:
-    """Answer a request by running its tests in a fork that imports the project anew.
+    """Run the tests of a request in a forked process that imports the project anew.
 
-    This is slower than in a warm session, but works for code that runs at import.
+    This is slower than a fork of a process that has already imported the project. It also tests
+    changes in code that runs at import. Returns the result of the tests.
     """
     files = list(dict.fromkeys(test.split("::")[0] for test in request.tests))
 

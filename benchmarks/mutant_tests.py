@@ -1,9 +1,11 @@
-"""Records which tests execute which lines, so that a mutant is tested only by tests that reach it.
+"""Records which tests execute which lines, so that a mutant is tested only by relevant tests.
 
-A mutant is code with one deliberate mistake. The tests of each file are recorded together in one
-forked process: a fork per test function would take longer than most tests. This has two
-consequences. If an earlier test fills a cache, later tests do not execute the cached code. And
-whether a test also passes alone is checked only when it fails on a mutant.
+A mutant is code with one deliberate mistake. The relevant tests execute the line of the mistake.
+
+The tests of each file are recorded together in one forked process, because a fork per test function
+would take longer than most tests. This has two consequences. If an earlier test fills a cache,
+later tests do not execute the cached code. A test that passes only after other tests is noticed
+only when it fails on a mutant.
 
 Recordings are stored in a file per state of the code, one line per test. A recording is valid as
 long as the packages, the shared test helpers and the test's file do not change.

@@ -139,8 +139,8 @@ def _typed(line: str) -> str:
     """The shell command for a line of a page.
 
     A line marked `goes on` is run in the background until it is ready. Commands in LOOKS, such as
-    `tilewright doctor`, may exit with status 3, by which they recommend improvements of the
-    machine.
+    `tilewright doctor`, may exit with status 3. This status means that the machine could be
+    improved.
     """
     command, goes_on, _ = line.partition(GOES_ON)
     if line in LOOKS:

@@ -130,7 +130,7 @@ class Row:
 
 
 def measure(name: str, method: str, stated_db: float, held_out: int) -> Row:
-    """Quantise a model by one method, and compare its outputs in both engines.
+    """Quantise a model by one method, and compare its outputs in Tilewright and in ONNX Runtime.
 
     Unless `stated_db` is 0, the model is also quantised with a required quality: a ratio of signal
     to noise of at least `stated_db` decibels. The engines are compared on `held_out` samples that

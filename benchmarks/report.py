@@ -86,11 +86,11 @@ def _listed(options: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RaceRow:
-    """Result of one engine on one model.
+    """Result of one engine on one model, in an interleaved timing of several engines.
 
-    `ratio` is the engine's time over ONNX Runtime's: computed from the medians of each round, as
-    the median over the rounds. `minimum_ratio` is the same for the fastest runs. `rounds` has the
-    seconds of each run. `speedup` is the speed-up over the same engine on one thread.
+    `ratio` is the engine's median time over ONNX Runtime's, computed per round; the median over the
+    rounds is stored. `minimum_ratio` is the ratio of the fastest runs of all rounds. `rounds` has
+    the seconds of each run. `speedup` is the speed-up over the same engine on one thread.
     `largest_error` is the difference of the outputs from ONNX Runtime's, relative to the largest
     output.
     """
@@ -167,10 +167,10 @@ class RaceReport:
     ) -> None:
         """Add the result of one engine on one model.
 
-        `rounds` has the seconds of each run in each round. `ratio` and `minimum_ratio` are the
-        engine's time over ONNX Runtime's, from medians and from fastest runs. `largest_error` is
-        relative to ONNX Runtime's outputs. `speedup` is the speed-up over the same engine on one
-        thread.
+        `rounds` has the seconds of each run in each round. `ratio` is the median over the rounds of
+        the engine's median time over ONNX Runtime's. `minimum_ratio` is the same ratio for the
+        fastest runs. `largest_error` is relative to ONNX Runtime's outputs. `speedup` is the
+        speed-up over the same engine on one thread.
         """
         samples = tuple(tuple(times) for times in rounds)
         self.rows.append(

@@ -49,10 +49,10 @@ def _lines(_: Any, value: Any) -> bytes:
 
 @dataclass
 class Findings:
-    """Numbers of answers by HTTP status, and descriptions of wrong answers (`wrong`).
+    """Numbers of HTTP answers by status, and descriptions of the wrong answers (`wrong`).
 
-    An answer is wrong if its status is 5xx or undocumented. An error is also wrong if its body is
-    not a problem document.
+    An answer is wrong if its status is 5xx or undocumented. An error is also wrong if its content
+    type is not `application/problem+json`.
     """
 
     statuses: Counter[int] = field(default_factory=Counter)

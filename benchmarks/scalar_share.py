@@ -4,9 +4,11 @@
 
 The code generator `scalar` computes one element at a time. It is used for workloads (fused
 subgraphs) that no other code generator supports. Models with large scalar workloads are
-unexpectedly slow. Each workload gets its untuned schedule. Its time is the compiler's estimate at
-typical sizes, by which candidates are ranked, times its number of runs. A model may be divided
-where a size is known only at run time; only the first part is then estimated.
+unexpectedly slow.
+
+Each workload gets its untuned schedule. Its time is the compiler's estimate at typical sizes,
+multiplied by the number of its runs. Candidates are ranked by the same estimate. A model may be
+divided where a size is known only at run time; only the first part is then estimated.
 """
 
 from __future__ import annotations

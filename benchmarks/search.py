@@ -9,8 +9,10 @@ constraints that depend on the machine.
 device. For every method, seed and workload it reports the simple regret after each trial: the
 relative difference between the best time so far and the best in the table. A method is
 STRATEGY+MODEL. STRATEGY+MODEL-estimate disables estimated times and relies on the learned model, as
-on a device without a machine description. Results go to benchmarks/results/search.csv.gz, .md and
-.png, with the error of the forecasts that the runs made.
+on a device without a machine description.
+
+Results go to benchmarks/results/search.csv.gz, .md and .png. They include the error of the gains
+that the tuning loop forecast before its trials.
 """
 
 from __future__ import annotations
@@ -254,10 +256,9 @@ def _share(regret: float) -> str:
 def _to_near(runs: Sequence[Run], methods: Sequence[str], near: float) -> list[str]:
     """A sentence that says how many trials each method needs to reach the regret `near`.
 
-    The regret is how much slower the best schedule so far is than the optimum. The sentence has
-    medians over the seeds, averaged over the workloads. A median that exceeds the length of the
-    runs counts as this length. The number for the method `random` may therefore be too small, and
-    the other methods look worse in comparison.
+    The regret is how much slower the best schedule so far is than the optimum. The numbers are
+    medians over the seeds, averaged over the workloads. A median above the length of the runs
+    counts as this length. A slow method such as `random` may therefore look better than it is.
     """
     lines = [f"Trials to within {near:.0%}, median of the seeds, mean over the workloads:"]
     names = list(dict.fromkeys(run.workload for run in runs))

@@ -248,10 +248,10 @@ def _concat(attributes: Attributes, constants: Constants) -> Kernel:
 
 
 def _arithmetic(kernel: Kernel) -> Callable[[Attributes, Constants], Kernel]:
-    """Convert a node with a binary operator to a function of two tensors.
+    """Return a function that converts nodes with a binary operator to functions of two tensors.
 
-    `kernel` is the torch function of the operator. If an operand is a scalar constant, the function
-    uses it as a Python number.
+    If an operand is a scalar constant, the converted function uses a Python number for it. `kernel`
+    is the torch function of the operator.
     """
 
     def make(attributes: Attributes, constants: Constants) -> Kernel:

@@ -1,15 +1,17 @@
 """Compare a model tuned for a range of sizes with the model tuned for single sizes.
 
-The commands are `python -m benchmarks.tuned_ranges tune`, and then the same with `race`. `tune`
-tunes a model for a range of sizes, and separately for several single sizes, into a database in a
-folder. The target is one for which the default schedules were not optimised. The range is divided
-into intervals, and has as many trials as all single sizes together.
+The command `python -m benchmarks.tuned_ranges STEP` has two steps: first `tune`, and then `race`.
+
+`tune` tunes a model for a range of sizes, and separately for several single sizes, into a database
+in a folder. The target is one for which the default schedules were not optimised. The range is
+divided into intervals, and has as many trials as all single sizes together. Tuning for the range
+measures none of the single sizes.
 
 `race` compiles four programs for each size: for the range and for the single size, each untuned and
 tuned. It runs the programs alternately on one thread. The gain of tuning is the untuned program's
-time over the tuned program's. The logarithm of the range's gain should be at least 0.8 of that of
-the single size's gain. Tuning for the range measured none of these sizes. The clock is the
-process's CPU time, which excludes other processes.
+time over the tuned program's. The logarithm of the gain for the range should be at least 0.8 of the
+logarithm of the gain for the single size. The clock is the process's CPU time, which excludes other
+processes.
 """
 
 from __future__ import annotations

@@ -34,10 +34,10 @@ STOPPING = 5
 
 
 def base_model(folder: Path, unseen: Sequence[Table]) -> bytes:
-    """Train a cost model on all collected tasks that are unlike the `unseen` ones.
+    """Train a cost model on all collected tasks that are unlike the `unseen` tasks.
 
-    A task is alike if its number of operations is similar. Returns the model in XGBoost's JSON
-    format.
+    A task is a workload to tune. Two tasks are alike if their numbers of operations are similar.
+    Returns the model in XGBoost's JSON format.
 
     Raises:
         SystemExit: if too few tasks were collected.

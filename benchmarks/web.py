@@ -157,9 +157,15 @@ def _module(folder: Path, target_name: str) -> str:
 
 
 def _tuned_module(folder: Path, target_name: str, records: Path) -> str:
-    """Compile the module for a target with the tuning records in a service's data folder.
+    """Compile `model.onnx` in `folder` to a WebAssembly module with stored tuning records.
 
-    It is compiled by `tilewright compile`, as users do. Returns the path relative to `folder`.
+    The command `tilewright compile` compiles the model, as for users. Returns the path of the
+    module, relative to `folder`.
+
+    Args:
+        folder: the folder of the model and the module.
+        target_name: the WebAssembly target.
+        records: the data folder of the service that stores the tuning records.
     """
     made = folder / f"{target_name}{TUNED}"
     command = [

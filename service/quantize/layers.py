@@ -141,12 +141,13 @@ class Owners:
         return self._makers.get(value, frozenset())
 
     def served(self, value: str) -> frozenset[int]:
-        """Return the layers for which a value of the quantised graph prepares data, by position.
+        """Return the layers for which a value of the quantised graph is an intermediate result.
 
-        The search follows the readers of the value up to the next values that also exist in the
-        float32 model. It returns the layers that compute those values. For example, a quantised
-        MatMul first computes a product of integers, which then is scaled. The product prepares data
-        for this layer.
+        For example, a quantised MatMul first computes a product of integers, and then scales the
+        product. The product is an intermediate result of the MatMul layer.
+
+        The search follows the consumers of `value` up to the next values that also exist in the
+        float32 model. The layers that compute those values are returned, by position.
         """
         found: set[int] = set()
         seen = {value}

@@ -82,7 +82,11 @@ def switched_model(
 
 
 class _Switches:
-    """New nodes, constants and names by which inputs keep quantised layers in float32."""
+    """Builds the nodes and constants that let boolean inputs select quantised or float32 layers.
+
+    The attributes `nodes` and `constants` are the additions to the quantised graph. `renamed` maps
+    the old to the new names of values in the quantised graph.
+    """
 
     def __init__(
         self, layers: Sequence[Layer], parts: Sequence[ModelPart], graph: onnx.GraphProto
@@ -154,11 +158,12 @@ class _Switches:
         self.nodes.append(helper.make_node("Where", inputs, [value], f"{value}.chosen"))
 
     def _of_float(self, value: str) -> str:
-        """Return the name of the value that a layer's float32 copy reads instead of `value`.
+        """Return the name that the float32 copy of a layer reads in place of the layer's input
+        `value`.
 
-        If the quantised graph has the value, the copy reads it as other nodes do: rounded, if the
-        value is quantised. Otherwise, the copy reads `VALUE.float`, which is the output of another
-        layer's float32 copy, or a float32 weight.
+        If the quantised graph contains `value`, the copy reads the same name as other nodes: for a
+        quantised value, its rounded form. If the quantised graph lacks `value`, the result is
+        `VALUE.float`. This is the output of another layer's float32 copy, or a float32 weight.
         """
         if not value or value in self._there:
             return self._read.get(value, value)

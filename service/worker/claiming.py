@@ -96,10 +96,13 @@ class Claimer:
                 backoff.wait()
 
     def _accept(self, lease: object) -> None:
-        """Prepare a claimed lease: check its signature, download its blobs, and queue it.
+        """Check the signature of a lease, download the files of its request, and queue the request.
 
-        If this worker measured the request already under an earlier lease, that result is reported
-        under this lease instead.
+        A lease assigns a measurement request to this worker. If this worker already measured the
+        request under an earlier lease, that result is reported under the new lease instead.
+
+        Args:
+            lease: the lease as the service sent it, in JSON.
 
         Raises:
             Unreachable: if the lease is malformed.
@@ -141,11 +144,15 @@ class Claimer:
             in_flight.release(request_id)
 
     def _may_run(self, work: HeldLease) -> bool:
-        """Whether the device has enough memory and disk space for a request.
+        """Return whether the device has enough memory and disk space for a request.
 
-        If it has not, a result with the status REFUSED is reported. Blobs of other leases may
-        occupy the disk space. The method then waits until enough of these leases end, but returns
-        False if this lease is lost meanwhile. Batches of candidates are small and always fit.
+        If the device can never run the request, the method reports a result with the status
+        REFUSED. The files of other requests may occupy the disk space. The method then waits until
+        enough of these requests are finished. It returns False if the worker loses the lease or
+        stops during the wait. Batches of candidates are small and always fit.
+
+        Args:
+            work: the request, with the lease that assigns it to this worker.
         """
         request, in_flight = work.request, self._in_flight
         if not isinstance(request, RunRequest):

@@ -66,10 +66,11 @@ class InFlightLeases:
         self.report_now.set()
 
     def room(self) -> int:
-        """Return the number of further leases that the worker may claim, at most PREFETCHED.
+        """Return how many more measurement requests the worker may claim, at most PREFETCHED.
 
-        The number is 0 while the device is unreachable, or while the spool has a result that the
-        service has not acknowledged. The caller must hold the condition variable `changed`.
+        The number is 0 while the device is unreachable, or while a finished result is stored on
+        disk because the service has not acknowledged it. The caller must hold the condition
+        variable `changed`.
         """
         return 0 if self.unreported or self.away else PREFETCHED - len(self.leases)
 

@@ -122,10 +122,9 @@ class Measuring:
             self._release([work])
 
     def _give_back(self) -> None:
-        """Return unstarted leases to the service, because the device is unreachable.
+        """Give back to the service all requests that wait for measurement, as the device is lost.
 
-        These are the leases whose blobs are on disk. The worker claims no further leases until the
-        device is reachable again.
+        The worker claims no further requests until the device is reachable again.
         """
         self._in_flight.away = True
         while not self._in_flight.stopping.is_set() and (

@@ -82,11 +82,15 @@ class WeakRecords:
         self._tried: dict[str, float] = {}
 
     def due(self) -> Sequence[StoredRecord]:
-        """Return the records that an idle worker should measure next: a few records of one target.
+        """Return the tuning records that an idle worker should measure next, all for one target.
 
-        Only workers of one owner have measured these records. A measurement by the idle worker
-        could make them more trustworthy. The result is empty if no such record exists, if another
-        tuner has the lock, or for LOOK_SECONDS after the last search.
+        So far, only workers of one owner have measured these records. A measurement by a worker of
+        another owner would make them more trustworthy. The result has at most AT_A_TIME records. It
+        is empty in three cases:
+
+        - no such record exists;
+        - another tuner process has the database lock for repeating measurements;
+        - the last search was less than LOOK_SECONDS ago.
 
         Raises:
             StorageError: if the database fails.
@@ -180,8 +184,8 @@ class WeakRecords:
     def _idle_workers(self) -> Mapping[str, Sequence[ClaimReporter]]:
         """Return the healthy workers that have nothing to measure, by target key.
 
-        A worker is listed under each of its targets. Targets for which requests are queued are left
-        out.
+        A worker is listed under each of its targets. A target is left out if measurement requests
+        for it are queued.
         """
         busy = self._storage.leases.in_hand()
         found: dict[str, list[ClaimReporter]] = {}

@@ -12,12 +12,12 @@ from tilewright.db.stores.claim_withdrawal import Withdrawn
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """The result of a withdrawal.
+    """The effects of withdrawing stored measurement results that are no longer trusted.
 
     Attributes:
-        withdrawn: the withdrawn tuning records, trials (measurements of schedules) and races
-            (timings of tuned against untuned programs).
-        notified: the ids of the jobs that received an event.
+        withdrawn: the withdrawn tuning records, and the numbers of withdrawn trials (measurements
+            of schedules) and races (timings of tuned against untuned programs).
+        notified: the ids of the jobs that received an event about the withdrawal.
     """
 
     withdrawn: Withdrawn

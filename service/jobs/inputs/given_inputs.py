@@ -1,4 +1,7 @@
-"""The inputs that a user gives for a model: samples, and numbers that fill single inputs.
+"""The inputs that a user gives for a model: samples, and constants for single inputs.
+
+A sample has an array for each input. A constant, such as a sampling rate, is the value of all
+elements of one input.
 
 The sizes of the samples are used as size hints (expected sizes). A program is verified and timed on
 a sample whose shapes match the program's inputs, or on random inputs if no sample matches.

@@ -43,12 +43,15 @@ def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
 def check_draws(plans: Sequence[Planned]) -> None:
     """Check that the model's random inputs do not select a branch that cannot run.
 
-    The inputs are the first random inputs on which a job verifies the model. A branch is checked
-    only if its condition can be computed with few operations.
+    A job first verifies the model on these random inputs. A branch is checked only if its condition
+    can be computed with few operations.
+
+    Args:
+        plans: the plans of the model, one per size or per program of the model.
 
     Raises:
-        InvalidInputError: if such a branch is selected; the message names the inputs that the user
-            must give.
+        InvalidInputError: if the inputs select a branch that cannot run; the message names the
+            inputs that the user must give.
     """
     for planned in plans:
         message = "" if planned.stages is not None else _refusal(planned)

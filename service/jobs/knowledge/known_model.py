@@ -99,11 +99,15 @@ class KnownModel:
         )
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """Return the selected schedule of a workload (a fused subgraph), or None for the default.
+        """Return the schedule that was selected for a workload (a fused subgraph), or None.
 
-        Schedules are selected when a program is planned. A workload has no selected schedule before
-        its program is planned. This method implements
+        None stands for the default schedule. It is also the result before the program of the
+        workload is planned, because planning selects the schedules. This method implements
         `tilewright.compiler.program.kernels.ScheduleSource`.
+
+        Args:
+            workload_key: the key of the workload.
+            mode: not used; all schedules of a `KnownModel` are for one mode.
         """
         return self._schedules.get(workload_key)
 

@@ -1,16 +1,17 @@
 """Finds the stored schedule that fits a workload best, by a sequence of look-ups (the ladder).
 
-A workload is a fused subgraph to tune. The look-ups (rungs) are, in this order:
+A workload is a fused subgraph to tune, and a record stores its best schedule. The look-ups (rungs)
+search for one of these, in this order:
 
 - the record of the workload itself;
-- the record of a workload in its family, which differs only in constants such as scales;
+- the record of a workload that differs only in constants such as scales (the same family);
 - the record of the workload for another target with the same instructions;
 - the record of the workload with the most similar sizes;
 - the untuned default.
 
-Callers name the last rung to try. A schedule that is not from the first rung is borrowed. It must
-be in the schedule space of the requested workload, and no trial of it on this workload may have
-failed. Withdrawn trials do not count.
+Callers name the last rung to try. A schedule that is not from the first rung is borrowed. A
+borrowed schedule must be in the schedule space of the requested workload. It is rejected if a
+measurement of it on the requested workload has failed. Withdrawn measurements do not count.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Finds a schedule for any workload, also one that was never tuned, and estimates its slowdown.
+"""Finds a schedule for any workload, even if the workload was never tuned.
 
-The schedule comes from the most closely related workload with a stored record
-(`service.jobs.knowledge.ladder`). Without a related workload, the default is used. The slowdown of
-a borrowed schedule is estimated from measurements: cases in which a workload was measured both with
-its own schedule and with a schedule borrowed in the same way.
+A workload is a fused subgraph. The schedule comes from the most closely related workload with a
+stored record (`service.jobs.knowledge.ladder`). Without a related workload, the default schedule is
+used.
+
+A borrowed schedule is usually slower than a schedule tuned for the workload. This slowdown is
+estimated from workloads that were measured both with their own schedule and with one borrowed in
+the same way.
 """
 
 from __future__ import annotations
@@ -165,13 +168,13 @@ def _exact(stored: StoredRecord) -> Answer:
 
 
 def _other_numbers(stored: StoredRecord, storage: Storage, key: RecordKey) -> Answer:
-    """Return the answer that borrows from a workload with other constants, such as scales.
+    """Return the schedule of a workload with other constants (such as scales), and its slowdown.
 
-    The slowdown is known only if the borrowed schedule and another schedule were measured on the
-    requested workload.
+    The slowdown is relative to the fastest measured schedule of the requested workload. It is known
+    only if the borrowed schedule and another schedule were measured on the requested workload.
 
     Args:
-        stored: the record of the workload with other constants.
+        stored: the tuning record of the workload with other constants.
         storage: the database.
         key: the record key of the requested workload.
     """
@@ -210,10 +213,11 @@ def _same_instructions(stored: StoredRecord, storage: Storage, key: RecordKey) -
 
 
 def _target_losses(storage: Storage, key: RecordKey, other: str) -> _Losses:
-    """Estimate how much slower schedules are that were tuned for another target.
+    """Estimate how much slower schedules tuned for another target are on this target.
 
-    The estimate uses workloads for which this target has two measurements: with a schedule of the
-    other target, and with another schedule.
+    The estimate is the median over workloads that were measured on this target with two schedules
+    or more. One of them must be the other target's schedule. Its slowdown is relative to the
+    fastest of these schedules.
 
     Args:
         storage: the database.
@@ -244,16 +248,19 @@ def _shape_losses(
     times: Mapping[str, Mapping[str, float]],
     away: float,
 ) -> _Losses:
-    """Estimate how much slower a schedule is if it was tuned for other sizes.
+    """Estimate how much slower a workload is with a schedule that was tuned for other sizes.
 
-    The estimate uses pairs of workloads in `near` for which the tuned schedule of one workload was
-    measured on the other. Pairs whose sizes differ by much more than `away` are left out.
+    The estimate uses pairs of workloads in `near`: the tuned schedule of one workload was measured
+    on the other workload. The slowdown is relative to the fastest measured schedule of that
+    workload. The result has the median slowdown and the number of pairs. Pairs whose sizes differ
+    by much more than `away` are left out.
 
     Args:
         near: workloads that differ only in sizes, from `near_shapes`.
-        records: the confirmed records of these workloads.
+        records: the confirmed tuning records of these workloads.
         times: the measured seconds by workload key and schedule digest.
-        away: the distance between the sizes of the schedule's workload and the requested sizes.
+        away: the distance between the requested sizes and the sizes for which the schedule was
+            tuned.
     """
     schedules = {key.workload_key: one.record.schedule.digest for key, one in records.items()}
     losses = []

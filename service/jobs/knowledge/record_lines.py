@@ -135,10 +135,10 @@ def _line(content: Mapping[str, Any]) -> RecordLine:
 
 
 def _certified(measurement: Measurement, workload: Workload) -> Measurement:
-    """Check that a measurement is sufficient for a record, and return it unchanged.
+    """Check that a measurement is sufficient for a tuning record, and return it unchanged.
 
     Args:
-        measurement: the measurement from a line.
+        measurement: the measurement from a line of an imported file.
         workload: the workload that was measured.
 
     Raises:

@@ -45,7 +45,10 @@ class Sharing(Protocol):
     """Coordinates a running job with other jobs that have the same tasks."""
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
-        """Tune all tasks of a job, but use the records of other jobs that tune the same tasks.
+        """Tune all tasks of a job, but leave a task to another job that already tunes it.
+
+        A task is a workload (a fused subgraph) to tune. The job then uses the tuning records that
+        the other job stores.
 
         Args:
             tasks: the tasks of the job.
@@ -90,16 +93,24 @@ class SharedTasks:
         self._clock = clock
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
-        """Tune the tasks that this job can lease, wait for other jobs, and repeat until no task
-        remains.
+        """Tune the tasks that no other job tunes, and wait for the other jobs' records of the rest.
+
+        A job reserves each task that it tunes with a lease. The method repeats three steps until
+        every task has a record: lease free tasks, tune them, wait. The wait ends early in three
+        cases:
+
+        - the time is up: the best known records are compared without further trials;
+        - the other jobs have made PATIENCE times the trials of this job's budget: likewise;
+        - the other jobs measure nothing for QUIET_SECONDS: this job tunes their tasks, too.
 
         Args:
             tasks: the tasks of the job.
-            budget: the budget of the job; each call of `tune` gets a fraction of it.
+            budget: the budget of the job; a call of `tune` for some tasks gets their fraction of
+                it.
             tune: tunes some tasks within a budget.
 
         Returns:
-            the result of tuning all tasks; after a cancellation, of the tasks that were tuned last.
+            the result of tuning all tasks; if `tune` was cancelled, the result of that call.
 
         Raises:
             Interrupted: if the process must stop work on the job.
@@ -143,10 +154,9 @@ class SharedTasks:
             self._look_again()
 
     def _look_again(self) -> None:
-        """Wait for a second, and then report in the database that this job makes progress.
+        """Wait LOOK_SECONDS while other jobs tune this job's tasks, and then report progress.
 
-        Other jobs work on this job's tasks during the wait. Without the report, the service would
-        consider this job stalled. The caller then checks the other jobs' leases again.
+        The report tells the service that this job is not stalled. It is written to the database.
 
         Raises:
             Interrupted: if the process must stop work on the job.

@@ -23,8 +23,8 @@ class Untuned:
         reason: the reason, as one sentence.
         failed: whether the job ran trials and all of them failed.
         delivered: whether the job delivered an artifact.
-        known: whether the artifact uses schedules that earlier jobs found: for its workloads, or
-            for workloads that differ from them only in constants such as scales.
+        known: whether the artifact uses schedules that earlier jobs found. They may be for the same
+            workloads (fused subgraphs), or for workloads with other constants such as scales.
     """
 
     reason: str

@@ -85,16 +85,17 @@ class JobSpec:
         return cls(request.model, mode, options, request.digest, request.given)
 
     def check_deliverable(self, first: Planned) -> None:
-        """Check, before tuning, that the result can be written in the format of the target.
+        """Check, before tuning, that the job's result can be written in the format of the target.
 
-        Only WebAssembly modules have restrictions.
+        Only WebAssembly has restrictions: the result is one program, without padding.
 
         Args:
             first: the job's first plan.
 
         Raises:
-            InvalidArgumentError: if the result is a module, and the job requests several sizes or
-                padding, or data-dependent sizes divide the model into several programs.
+            InvalidArgumentError: if the target is WebAssembly, and the job violates a restriction.
+                Causes are padding, several sizes of a dimension, or a model that data-dependent
+                sizes divide into several programs.
         """
         if not first.target.family.modules:
             return

@@ -213,10 +213,12 @@ def run_job(
         job_context: the resources that the jobs of the process share.
         watcher: is notified of progress.
         job_id: the id under which measurements and other results are stored.
-        token: cancels the job; measurements so far are stored.
-        output: the folder for the artifact or the module; None to write nothing.
-        deliver_cancelled: whether a cancelled job writes an artifact from the records that exist.
-        sharing: coordinates the job with other jobs that have the same tasks.
+        token: cancels the job; the measurements made so far are stored.
+        output: the folder for the compiled model (an artifact, or a WebAssembly module); None to
+            write nothing.
+        deliver_cancelled: whether a cancelled job writes an artifact from the existing tuning
+            records.
+        sharing: coordinates the job with other jobs that tune the same workloads (fused subgraphs).
         stop: stops the job's child processes at once; None to use `token`.
 
     Returns:

@@ -67,11 +67,13 @@ class Tracker:
         return changed
 
     def _bound(self, inputs: Sequence[events.TaskInputs]) -> None:
-        """Store in the row of each task a lower bound of its time, which no schedule can beat.
+        """Add to each task's data a lower bound of the task's time, which no schedule can beat.
+
+        A task is a workload (a fused subgraph) to tune; the data are for display.
 
         Args:
-            inputs: the bound of each task. A task whose bound is 0 or infinite (unknown) is
-                skipped.
+            inputs: the bounds, one per task. A bound of 0 or infinity means unknown, and is not
+                added.
         """
         for task in inputs:
             if task.bound_seconds and math.isfinite(task.bound_seconds):

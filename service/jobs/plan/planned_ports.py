@@ -64,10 +64,15 @@ def _staged_ports(first: Planned, *, pad: bool) -> ModelPorts:
 
 
 def _as_made(name: str, dims: Dims, planned: Sequence[Planned]) -> Dims:
-    """Return the declared shape of an output, with -1 for each extent that a plan contradicts.
+    """Return the declared shape of an output, with -1 for each size that contradicts a plan.
 
-    All extents are -1 if the number of dimensions differs between the declaration and the plans, as
-    for a list.
+    If the declaration and the plans differ in the number of dimensions, all sizes are -1. The shape
+    is returned unchanged if a plan lacks the output.
+
+    Args:
+        name: the name of the output.
+        dims: the declared shape: sizes and names of dimensions.
+        planned: the plans of the model.
     """
     if any(name not in each.graph.types for each in planned):
         return dims

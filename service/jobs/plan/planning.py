@@ -100,10 +100,11 @@ class DynamicPlan:
 
     @property
     def measured(self) -> tuple[SampledSizes, ...]:
-        """The combinations of sizes at which kernels are measured, including dimensions of caches.
+        """The combinations of sizes at which kernels are measured, with a size for unused memory.
 
-        The plan adds a dimension for the unused rows in the buffer of a growing cache, such as the
-        keys of attention.
+        The buffer of a growing cache, such as the keys of attention, may have unused rows. The plan
+        has a dimension for the number of unused rows. The number is 0 in each combination that does
+        not contain it.
         """
         return tuple(
             replace(each, sizes=tuple(self.plan.with_rooms(dict(each.sizes)).items()))
@@ -437,6 +438,15 @@ def _plan_fixed(
     """Yield a plan at each size hint (expected size), for a model without remaining ranges.
 
     All dimensions of the model were fixed, because no program supports a range of their sizes.
+
+    Args:
+        request: the model and its mode.
+        numbers: the sizes of the dimensions that the user fixed.
+        fitted: the sizes of the other dimensions.
+        imported: imports the model at given sizes; used to find new sizes if the model rejects the
+            sizes in `fitted`.
+        observer: receives the graph after each pass.
+        timings: receives the seconds of each step.
     """
 
     def plan(sizes: Mapping[str, int]) -> Planned:

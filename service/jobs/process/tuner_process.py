@@ -1,10 +1,12 @@
 """The tuner process: claims jobs, tunes their models, and builds and verifies artifacts.
 
-The process runs several jobs at a time, each in a thread. All jobs share the builder processes.
-Without a job, the process trains cost models. It also repeats the measurements of stored records
-that only workers of one owner have measured. It communicates with the web process only through the
-database and the blobs. If it is killed at any moment, the next tuner process continues from the
-stored trials.
+The process runs several jobs at a time, each in a thread. All jobs share the builder processes,
+which compile candidates. Without a job, the process trains cost models. It also repeats
+measurements of tuning records that only workers of one owner have measured.
+
+The process communicates with the web process only through the database and the blobs (stored
+files). If it is killed at any moment, the next tuner process continues from the stored
+measurements.
 """
 
 from __future__ import annotations

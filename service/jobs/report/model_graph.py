@@ -433,17 +433,18 @@ def _union(steps: Mapping[str, int], values: Iterable[str]) -> int:
 def _give_back(
     found: _Steps, nodes: Sequence[_OnnxNode], of_node: list[int], lost: Sequence[bool]
 ) -> None:
-    """Assign ONNX nodes to steps to which no node was assigned so far.
+    """Assign ONNX nodes to the steps of a program that have no node so far.
 
-    Such a step computes no value of the ONNX file. It gets the nodes with its operators that read
-    its inputs, directly or through nodes that only move elements.
+    Only steps that run a kernel are considered. Such a step has no node if it computes no value of
+    the ONNX file. It then gets nodes that have one of its operators and read its inputs, directly
+    or through nodes that only move elements.
 
     Args:
         found: the steps.
         nodes: the ONNX nodes.
         of_node: the steps of each node, as a bit mask; changed in place.
         lost: for each node, True if no step computes its output, or if the step's operator only
-            moves elements.
+            moves elements. Other nodes are not assigned.
     """
     known = reduce(or_, of_node, 0)
     having: dict[str, int] = {}

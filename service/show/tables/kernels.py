@@ -9,13 +9,14 @@ from tilewright.service.show.units import count, microseconds, speedup
 
 
 def pairs(a: str = "", b: str = "") -> tuple[Column[Any], ...]:
-    """Return the columns of a table that compares kernels of A and B, two jobs or two artifacts.
+    """Return the columns of a table that compares the kernels of two jobs or artifacts, A and B.
 
-    Each row of the table shows one `difference.Pair`.
+    Each row of the table shows one `difference.Pair`. If A is a job, each time in A's column links
+    to the page of the job's task; likewise for B.
 
     Args:
-        a: the id of job A, with which times link to the pages of its tasks; "" for an artifact.
-        b: likewise for B.
+        a: the id of job A; "" if A is an artifact.
+        b: the id of job B; "" if B is an artifact.
     """
 
     def time(kernel: Any, job_id: str) -> Cell:
