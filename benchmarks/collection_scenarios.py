@@ -31,13 +31,14 @@ ORDER = ("", "importing", "planning", "waiting", "tuning", "settling", "building
 
 
 def reached(moment: Moment, phase: str, children: int, trials: int) -> bool:
-    """Whether a job is in a phase or past it.
+    """Return whether a job has reached a phase.
 
     Args:
         moment: the phase to test for.
-        phase: the current phase, from the job's progress.
+        phase: the current phase, from the job's progress. A job in a later phase than `moment` has
+            reached `moment`.
         children: the number of child processes that compute for the job. If a child process does
-            the work of `moment`, this phase counts as begun only when such a process exists.
+            the work of `moment`, at least one must exist.
         trials: the number of trials measured so far. The tuning phase is reached after five.
     """
     wanted = "tuning" if moment is Moment.REFERENCES else moment.value

@@ -228,11 +228,11 @@ def write(origin: Origin, counts: Sequence[Count], name: str) -> None:
 
 
 def table(counts: Sequence[Count]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the table, one row per count.
+    """Header and rows of the table, one row per count of executed instructions.
 
-    The column `ratio` is a number of instructions, divided by that of a baseline. The AArch64
-    machine is compared with ONNX Runtime on the same machine. Other machines are compared with our
-    own code on the AArch64 machine.
+    The column `ratio` is the number of instructions divided by a baseline. The baseline for the
+    AArch64 machine is ONNX Runtime on the same machine. The baseline for other machines is our own
+    code on the AArch64 machine.
     """
     header = [
         "model",

@@ -207,7 +207,7 @@ def page(origin: Origin, found: Sequence[Agreement]) -> str:
 def stored(name: str) -> list[Agreement]:
     """The successful results in the stored report `name`; empty if no report exists.
 
-    If several processes run the benchmark, the report may be that of another process.
+    If several processes run the benchmark, another process may have written the report.
     """
     path = RESULTS_FOLDER / f"{name}.json.gz"
     rows = read_data(path)["rows"] if path.exists() else []

@@ -55,7 +55,7 @@ DEFAULTS_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Makes tuning runs of Tilewright and of TVM, and races the best programs of both.
+    """Makes tuning runs of Tilewright and of TVM, and times the best programs of both in turns.
 
     Results are stored in `folder`. `tvm` is the Python interpreter that has TVM.
     """
@@ -125,9 +125,9 @@ class Bench:
         return report
 
     def raced(self, name: str, runs: Sequence[Run]) -> Raced:
-        """Race the fastest program that Tilewright found for a model against the fastest of TVM.
+        """Time the fastest programs that Tilewright and TVM found for a model, in turns.
 
-        If these two programs were raced before, return the stored result.
+        If these two programs were compared before, return the stored result.
 
         Args:
             name: the name of the model.
@@ -176,9 +176,10 @@ def _best(runs: Sequence[Run]) -> Run:
 
 
 def compare(bench: Bench, budgets: Mapping[str, Budget]) -> list[Comparison]:
-    """Make all tuning runs with Tilewright and TVM alternately, and then race the best programs.
+    """Make all tuning runs with Tilewright and TVM, and compare the best programs.
 
-    `budgets` has the limits of the runs for each model. Returns a comparison per model.
+    The runs alternate between the two tuners. The best programs are then timed in turns. `budgets`
+    has the limits of the runs for each model. Returns a comparison per model.
     """
     runs: dict[str, list[Run]] = {name: [] for name in budgets}
     for seed in range(max(budget.seeds for budget in budgets.values())):

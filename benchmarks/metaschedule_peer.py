@@ -55,11 +55,12 @@ TOO_LATE = "its time was up"
 
 
 class Session:
-    """State shared by the builder, the runner and the report: a clock, a lock, and measured times.
+    """State of a TVM tuning process: a clock, a lock, and the measured times.
 
-    TVM has no time budget. A thread therefore ends the process after `seconds`, but never between
-    building a batch and recording it in the database: the lock is held while a batch is processed.
-    After `seconds`, the remaining candidates of the batch fail, and are not counted as trials.
+    The builder, the runner and the report share the state. TVM has no time budget. A thread
+    therefore ends the process after `seconds`, but never between building a batch and recording it
+    in the database: the lock is held while a batch is processed. After `seconds`, the remaining
+    candidates of the batch fail, and are not counted as trials.
     """
 
     def __init__(self, seconds: float) -> None:

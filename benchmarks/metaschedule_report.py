@@ -22,7 +22,7 @@ UNTUNED = "°"
 
 
 class Axis(StrEnum):
-    """The quantity that the tuners have spent equally when they are compared: trials or seconds."""
+    """The budget in which the tuners are compared: equal numbers of trials, or equal seconds."""
 
     TRIALS = "trials"
     SECONDS = "seconds"

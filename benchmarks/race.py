@@ -233,7 +233,7 @@ def fastest(result: EngineResult) -> float:
 
 
 def available_engines(pythons: Mapping[str, str]) -> list[str]:
-    """The float32 engines that can race without tuned schedules.
+    """The float32 engines that can be timed without tuned schedules.
 
     An engine is included if it is installed here, or if `pythons` has an interpreter for it.
     """

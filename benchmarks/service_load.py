@@ -72,12 +72,9 @@ class Result:
     ) -> Result:
         """Compute the result for one kind of request, as medians over the rounds.
 
-        Args:
-            database: the name of the database.
-            beside: the name of the other load on the service.
-            kind: the kind of request.
-            rounds: the measurements of each round by kind of request. The kind "bare" is a FastAPI
-                route without the service, to which the others are compared.
+        `rounds` has the measurements of each round by kind of request. The kind "bare" is a FastAPI
+        route without the service, with which `kind` is compared. `database` names the database, and
+        `beside` the other load on the service.
         """
         mine = [each[kind] for each in rounds]
         p99 = [one.quantile(0.99) for one in mine]

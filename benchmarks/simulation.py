@@ -102,7 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def crowd(database: str, workers: int, asked: argparse.Namespace) -> Iterator[Level]:
-    """Simulate this many workers on a new database, and yield the measured rates and latencies."""
+    """Simulate this many workers on a new database, and yield the measured rates and latencies.
+
+    `database` is the kind of database, and `asked` has the options of the benchmark.
+    """
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="simulation-"))
         url = stack.enter_context(database_url(database, Path(folder)))

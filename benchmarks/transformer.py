@@ -33,9 +33,9 @@ class Blocks:
     def attend(self, query: str, key: str, value: str, tokens: int, mask: str = "") -> str:
         """Add multi-head attention, and merge the heads to shape (1, tokens, hidden).
 
-        `query` and `value` have shape (1, heads, tokens, head), and `key` has shape (1, heads,
-        head, tokens). `mask` is added to the scores, if given. Returns the name of the merged
-        value.
+        `query` and `value` have shape (1, heads, tokens, size), and `key` has shape (1, heads,
+        size, tokens), where size is the length of a head. `mask` is added to the scores, if given.
+        Returns the name of the merged value.
         """
         writer = self.writer
         return writer.node(

@@ -158,8 +158,7 @@ class _Switches:
         self.nodes.append(helper.make_node("Where", inputs, [value], f"{value}.chosen"))
 
     def _of_float(self, value: str) -> str:
-        """Return the name that the float32 copy of a layer reads in place of the layer's input
-        `value`.
+        """Return the name that a layer's float32 copy reads in place of the layer's input `value`.
 
         If the quantised graph contains `value`, the copy reads the same name as other nodes: for a
         quantised value, its rounded form. If the quantised graph lacks `value`, the result is

@@ -31,12 +31,12 @@ def withdraw_records(
     record_ids: Collection[str] = (),
     workers: Collection[str] = (),
 ) -> Withdrawal:
-    """Withdraw certain records, and all results that certain workers measured.
+    """Withdraw certain tuning records, and all results that certain workers measured.
 
     A job gets an event "withdrawn" if its artifact uses a withdrawn record, or if one of the
-    workers measured for the job. The results of races (timings of a tuned against an untuned
-    program) are withdrawn too, so that the races are run again. These are the races of the notified
-    jobs, and the races that the workers ran.
+    workers measured for the job. Some races (timings of a tuned against an untuned program) are
+    withdrawn too, so that they are run again: the races of the notified jobs, and the races that
+    the workers ran.
 
     Args:
         storage: the database.

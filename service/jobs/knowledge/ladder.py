@@ -45,10 +45,16 @@ MOST_RELATIVES = 60
 
 
 class Match(StrEnum):
-    """How the workload of a stored record is related to the requested workload.
+    """How the workload of a stored tuning record is related to the requested workload.
 
-    The search for a record tries these relations in this order. DEFAULT means that no record was
-    found, so that the default schedule is used.
+    The search for a record tries these relations in this order.
+
+    Attributes:
+        EXACT: the same workload (a fused subgraph to tune).
+        OTHER_NUMBERS: a workload that differs only in constants such as scales.
+        SAME_INSTRUCTIONS: the same workload for another target with the same instructions.
+        NEAREST_SHAPE: of the workloads that differ only in sizes, one with the most similar sizes.
+        DEFAULT: no record was found, so that the default schedule is used.
     """
 
     EXACT = "exact"

@@ -156,7 +156,8 @@ class SharedTasks:
     def _look_again(self) -> None:
         """Wait LOOK_SECONDS while other jobs tune this job's tasks, and then report progress.
 
-        The report tells the service that this job is not stalled. It is written to the database.
+        The report is written to the database. Without reports, the service would consider this job
+        stalled.
 
         Raises:
             Interrupted: if the process must stop work on the job.

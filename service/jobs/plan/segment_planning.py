@@ -172,7 +172,7 @@ def _beginning(
     *,
     build: bool,
 ) -> tuple[SegmentCompiler[Planned], JitBoundary[Planned]]:
-    """Return a planner of segments, and the boundary at which the first segment begins.
+    """Return a planner of segments, and the boundary in the model before the first segment.
 
     The segments of a model with data-dependent sizes are programs that run one after the other.
     This function plans no segment.
