@@ -180,20 +180,22 @@ def optimise(
     """
     without = choice.without | (unsuited_passes(mode.target) - choice.including)
     precision = DType(mode.precision)
-    return run_passes(graph, observer, timings, without, mode.target.factor, precision)
+    target = mode.target
+    enough = target.lookup_operations
+    return run_passes(graph, observer, timings, without, target.factor, enough, precision)
 
 
 def unsuited_passes(target: Target) -> frozenset[str]:
     """Return the names of graph passes that do not make models faster on a target.
 
     The passes for products of quantised values are among them if the target multiplies 8-bit
-    integers no faster than float32. The pass for lookup tables is among them if the target lacks an
-    instruction that looks up bytes in two vectors.
+    integers no faster than float32. The pass for lookup tables is among them if a lookup takes
+    longer on the target than a costly function.
     """
     suited = {
         quantised_products: target.multiplies_bytes,
         quantised_activation_products: target.multiplies_bytes,
-        lookup_tables: target.lookup is not None,
+        lookup_tables: target.lookup_operations is not None,
     }
     return frozenset(step.__name__ for step, suits in suited.items() if not suits)
 

@@ -8,14 +8,15 @@ Before:                                         After:
 `%0` is uint8 or int8, and all other operands are constants of one element. The operators'
 references compute the table. An activation between two quantisations (SiLU, HardSwish, GELU, Tanh)
 is such a function; functions of a few cheap operations are unchanged. A function of a constant (a
-quantised embedding) is computed at compile time. The pass runs only for targets with instructions
-that look up vectors of 8-bit elements (`compiler.driver.optimise`). Also called lookup-table
+quantised embedding) is computed at compile time. The pass runs only for targets on which a lookup
+takes less time than a costly function (`Target.lookup_operations`). Also called lookup-table
 activations (gemmlowp).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
 import numpy as np
 
@@ -30,16 +31,17 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 MOST_NODES = 60
 """Maximum number of nodes that are replaced by one lookup."""
 
-ENOUGH = 9
-"""Maximum number of cheap operations that are at least as fast as a lookup."""
+
+def lookup_tables(graph: Graph, enough: int | None = None) -> Graph:
+    """Replace costly elementwise functions of one 8-bit tensor by lookups.
+
+    A function is costly if one of its operators is, or if it has more than `enough` operators. If
+    `enough` is None, cheap operators are never replaced, however many they are.
+    """
+    return rewrite(graph, partial(_tabled, enough=enough))
 
 
-def lookup_tables(graph: Graph) -> Graph:
-    """Replace costly elementwise functions of one 8-bit tensor by lookups."""
-    return rewrite(graph, _tabled)
-
-
-def _tabled(rewriter: Rewriter, node: Node) -> str | None:
+def _tabled(rewriter: Rewriter, node: Node, enough: int | None) -> str | None:
     if rewriter.type(node.outputs[0]).dtype not in INT8_TYPES:
         return None
     found = function_of(rewriter, node)
@@ -50,7 +52,8 @@ def _tabled(rewriter: Rewriter, node: Node) -> str | None:
     table, known = values_of(rewriter, source, nodes), rewriter.array(source)
     if known is not None:
         return rewriter.constant(table[known.view(np.uint8)], node.outputs[0])
-    if (node.op == "lookup" and len(nodes) == 1) or not (costly or len(nodes) > ENOUGH):
+    many = enough is not None and len(nodes) > enough
+    if (node.op == "lookup" and len(nodes) == 1) or not (costly or many):
         return None
     return rewriter.emit("lookup", [source, rewriter.constant(table, f"{node.name}.table")])
 

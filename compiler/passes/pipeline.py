@@ -83,6 +83,7 @@ def optimise(
     timings: Timings | None = None,
     without: Collection[str] = (),
     factor: IntegerFactor = unsigned,
+    enough: int | None = None,
     stored: DType = DType.FLOAT32,
     repeated: bool = False,
 ) -> Graph:
@@ -97,6 +98,8 @@ def optimise(
         without: names of passes that do not run.
         factor: maps a stored integer type to the type in which the target multiplies it, or to None
             if the target does not multiply it as an integer.
+        enough: the number of cheap operations that take as long as a lookup of 8-bit elements in a
+            table (`Target.lookup_operations`), or None if no number of them does.
         stored: the type in which the pass `mixed_precision` stores values; float32 omits the pass.
             Bodies of control flow do not use `stored`. If all products of a graph or body have
             factors of one 16-bit float type, that type replaces `stored`.
@@ -120,22 +123,23 @@ def optimise(
     if halves:
         graph = step(partial(widen, own=own), graph, widen.__name__)
     passes = [each for each in PASSES if each.__name__ not in without]
-    with_factor: dict[Pass, Pass] = {
+    with_options: dict[Pass, Pass] = {
         integer_products: partial(integer_products, factor=factor),
         quantised_products: partial(quantised_products, factor=factor),
         integer_activation_products: partial(integer_activation_products, factor=factor),
         quantised_activation_products: partial(quantised_activation_products, factor=factor),
+        lookup_tables: partial(lookup_tables, enough=enough),
     }
     for _ in range(ROUNDS):
         before = graph
         for each in passes:
-            graph = step(with_factor.get(each, each), graph, each.__name__)
+            graph = step(with_options.get(each, each), graph, each.__name__)
         if graph.nodes == before.nodes:
             break
 
     def of_body(body: Graph, inner: bool) -> Graph:
         again = repeated or inner
-        return optimise(body, None, timings, without, factor, repeated=again)
+        return optimise(body, None, timings, without, factor, enough, repeated=again)
 
     graph = optimise_bodies(graph, of_body)
     narrow_type = own or stored

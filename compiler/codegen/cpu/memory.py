@@ -18,7 +18,7 @@ from tilewright.compiler.codegen.cpu.loads import gathered, load_plan, place_at
 from tilewright.compiler.codegen.cpu.points import Point, Points
 from tilewright.compiler.codegen.cpu.resolve import LINE, Access
 from tilewright.compiler.codegen.cpu.runs import pieces, run_of
-from tilewright.compiler.codegen.cpu.shuffles import looked_up
+from tilewright.compiler.codegen.cpu.shuffles import looked_up, separate_bytes
 from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, suffix
 from tilewright.compiler.codegen.cpu.vectors import (
     LoadSite,
@@ -97,34 +97,41 @@ class Loader:
         return value if access.packed > 1 else _from_storage(emitter, value, access.tensor.dtype)
 
     def _table(self, point: Point, positions: Sequence[Value]) -> Value | None:
-        """Emit a lookup in a table of 8-bit elements by a vector instruction.
+        """Emit a lookup of a vector of uint8 positions in a table of 256 8-bit elements.
 
-        Return None if the access does not read such a table, or the target has no such instruction.
+        A vector instruction looks up the positions if the target has one. Otherwise, each position
+        is looked up with a load of its own. Return None if the access does not read such a table.
         The table is loaded at each lookup, because it would occupy four registers if it were
         hoisted out of the loop.
         """
         emitter = self._context.emitter
         access = self._access.in_row(emitter, point)
         found, (place, *others) = emitter.target.lookup, positions
-        base = access.base
-        if found is None or place.dtype is not DType.UINT8 or place.lanes == 1:
-            return None
-        if others or base is None or access.is_vector:
+        if place.dtype is not DType.UINT8 or others or access.base is None or access.is_vector:
             return None
         tensor = access.tensor
-        if (
-            tensor.dtype.bytes > 1
-            or tensor.shape != (4 * found.bytes,)
-            or place.lanes > found.bytes
-        ):
+        if tensor.dtype.bytes > 1 or tensor.shape != (256,):
             return None
-        anywhere = replace(access, alignment=1)
-        table = LoadSite(emitter, anywhere, access.offset(point), found.bytes, emitter.depth, "")
-        parts = [
-            table.vector(found.bytes, found.bytes, number * found.bytes, DType.UINT8)
-            for number in range(4)
-        ]
-        return looked_up(emitter, found, parts, place)._replace(dtype=tensor.dtype)
+        anywhere, depth = replace(access, alignment=1), emitter.depth
+        if found is not None and 1 < place.lanes <= found.bytes:
+            table = LoadSite(emitter, anywhere, access.offset(point), found.bytes, depth, "")
+            parts = [
+                table.vector(found.bytes, found.bytes, number * found.bytes, DType.UINT8)
+                for number in range(4)
+            ]
+            return looked_up(emitter, found, parts, place)._replace(dtype=tensor.dtype)
+        if place.lanes % 4:
+            return None
+        anywhere = replace(anywhere, lane_offsets=(0,) * place.lanes)
+        table = LoadSite(emitter, anywhere, access.offset(point), place.lanes, depth, "")
+        start = table.pointer(0)
+        return gathered(
+            table,
+            [
+                emitter.emit(None, 1, "getelementptr i8, ptr %s, i64 %s", start, position)
+                for position in separate_bytes(emitter, place)
+            ],
+        )
 
     def _moved(self, base: Value, positions: Sequence[Value]) -> tuple[Value, Value | None]:
         """Add the computed positions along the indirect dimensions to a base address.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.compiler.codegen.cpu.arithmetic import apply
+from tilewright.compiler.codegen.cpu.arithmetic import apply, cast, extract_lane
 from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, type_text
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import Operation
@@ -55,3 +55,24 @@ def looked_up(
     )
     last = emitter.const(2 * lookup.bytes - 1, DType.UINT8, places.lanes)
     return apply(emitter, Operation.SELECT, apply(emitter, Operation.LT, last, places), high, low)
+
+
+def separate_bytes(emitter: Emitter, vector: Value) -> list[Value]:
+    """Return each element of a vector of 4 n uint8 as an int64.
+
+    A word of eight or four elements is moved to a scalar register and shifted there: x86-64 takes
+    two instructions to extract one element from a vector. Lanes without a defined value become
+    arbitrary elements.
+    """
+    size = 4 if vector.lanes % 8 else 8
+    word, count = DType.INT64 if size == 8 else DType.INT32, vector.lanes // size
+    vector = emitter.emit(vector.dtype, vector.lanes, f"freeze {vector.type} %s", vector)
+    text = type_text(word, count)
+    words = emitter.emit(word, count, f"bitcast {vector.type} %s to {text}", vector)
+    found = []
+    for lane in range(vector.lanes):
+        whole = words if count == 1 else extract_lane(emitter, words, lane // size)
+        moved = emitter.emit(word, 1, f"lshr {whole.type} %s, {lane % size * 8}", whole)
+        last = emitter.emit(word, 1, f"and {whole.type} %s, 255", moved)
+        found.append(cast(emitter, last, DType.INT64))
+    return found

@@ -54,6 +54,14 @@ def test_one_at_a_time_and_other_tables() -> None:
         agree(nest, WIDTHS[-1], bytes_, values)
 
 
+def test_separate_lookups_move_words_to_scalar_registers() -> None:
+    target = resolve_target("x86-64-v3")
+    nest = looked_up(DType.UINT8, DType.UINT8, 256, target.lanes(DType.INT32))
+    assembly = emit_assembly(lower_nest(nest, target), target)
+    assert "vpextr" not in assembly
+    assert assembly.count("vpinsrb") == 2 * (target.lanes(DType.INT32) - 1)
+
+
 @pytest.mark.parametrize(("name", "used"), [("icelake-server", True), ("cascadelake", False)])
 def test_by_an_instruction_where_there_is_one(name: str, used: bool) -> None:
     target = resolve_target(name)
