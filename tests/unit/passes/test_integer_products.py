@@ -24,6 +24,7 @@ from tilewright.compiler.sizes import Dimension, dynamic_size
 from tilewright.compiler.targets.host import resolve_target
 
 Choices = dict[str, Any]
+LIMIT = "tilewright.compiler.passes.integer_products.GROWTH_LIMIT_BYTES"
 
 
 def drawn(g: Maker, kind: DType, *shape: int) -> np.ndarray:
@@ -204,8 +205,8 @@ def in_pairs(stored: DType) -> DType:
         (conv(), False),
         (conv(channels=3, filters=8), False),
         (conv(weight=DType.UINT8, channels=16, filters=32, group=2), False),
-        (conv(scaled=True, each=(6, 1, 1, 1), bias=True), True),
-        (conv(scaled=True, source=DType.INT8), True),
+        (conv(scaled=True, each=(6, 1, 1, 1), bias=True, strides=(2, 2)), True),
+        (conv(scaled=True, source=DType.INT8, strides=(2, 1)), True),
     ],
 )
 def test_bytes_become_pairs_of_16_bits(graph: Graph, scaled: bool) -> None:
@@ -214,6 +215,19 @@ def test_bytes_become_pairs_of_16_bits(graph: Graph, scaled: bool) -> None:
     assert found.attr("accumulator") == "int32"
     assert [made.types[value].dtype for value in found.inputs[:2]] == [DType.INT16, DType.INT16]
     assert all(node.op != "reduce_sum" for node in made.nodes), "no weight is shifted"
+
+
+def test_pairs_leave_scaled_bytes_to_winograd_unless_weights_are_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = conv(scaled=True)
+    assert after(graph, True, in_pairs).nodes == graph.nodes
+    assert anchor(after(graph, True)).attr("accumulator") == "int32"  # by an 8-bit dot product
+    size = 4 * 6 * 8 * 3 * 3  # bytes of the weights in float32
+    monkeypatch.setattr(LIMIT, size)
+    assert after(graph, True, in_pairs).nodes == graph.nodes
+    monkeypatch.setattr(LIMIT, size - 1)
+    assert anchor(after(graph, True, in_pairs)).attr("accumulator") == "int32"
 
 
 def test_a_group_of_one_channel_has_no_pairs() -> None:
