@@ -250,11 +250,17 @@ class _Decoder:
         return state
 
     def _cache(self, state: bytearray) -> dict[str, Array]:
-        """Views of the cached keys and values in a serialised llama.cpp state.
+        """Return views of the key and value caches in a serialised llama.cpp state.
 
-        Names are such as `key_0`, and shapes (tokens, cached * head). The state ends with all keys
-        and then all values. For each layer it has a type (int32, 1 is float16), the size of a row
-        in bytes (uint64), and the rows.
+        The names are `key_0`, `value_0`, `key_1`, and so on, with the number of the layer. Each
+        view has the shape (tokens, key-value heads * head size).
+
+        The state ends with the keys of all layers, and then the values of all layers. The data of
+        one layer are its type (int32; 1 is float16), the size of a row in bytes (uint64), and the
+        rows.
+
+        Raises:
+            RuntimeError: if a layer's data do not have this format.
         """
         shape = self._shape
         row = 2 * shape.cached * shape.head

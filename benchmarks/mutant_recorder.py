@@ -56,7 +56,11 @@ class Recorder:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Start recording; `folder` must exist, and receives all files."""
+        """Start to record executed lines with Coverage.
+
+        `folder` must exist. The plugin writes all its files to this folder: the settings of
+        Coverage, the data of child processes, and the result.
+        """
         self._folder = folder
         settings = self._folder / "coverage.ini"
         settings.write_text(CHILDREN.format(include=",".join(included()), folder=self._folder))

@@ -115,7 +115,10 @@ def _window(graph: Graph, node: Node) -> Node | None:
 
 
 def _dropped(graph: Graph, node: Node) -> Node | None:
-    """Replace an operator by its first operand; None if the types differ."""
+    """Replace an operator by its first operand.
+
+    Return None if the operand is a constant, or if its type or shape differs from the result's.
+    """
     same = node.inputs and graph.types[node.inputs[0]] == graph.types[node.output]
     if not same or node.bodies or node.inputs[0] in graph.constants:
         return None
@@ -180,7 +183,11 @@ def _scale(array: np.ndarray, node: Node) -> np.ndarray | None:
 
 
 def _channel(array: np.ndarray, node: Node) -> np.ndarray | None:
-    """Multiply the weights of one output column or filter by 1.001; None for other constants."""
+    """Multiply the weights of one output column or filter by 1.001.
+
+    `array` is a constant operand of `node`. The filter is changed if `node` is a convolution, and
+    otherwise the column. Return None if the array is not float32 or has fewer than two dimensions.
+    """
     if array.dtype != np.float32 or array.ndim < 2:
         return None
     changed = array.copy()

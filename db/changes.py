@@ -51,7 +51,7 @@ def invalidate_lookups(connection: sa.Connection, keys: Iterable[str]) -> None:
 
 
 class LookupChanges(Protocol):
-    """Reads the lookup keys that transactions invalidated.
+    """Reads the keys of workloads and models whose entries in lookup caches are outdated.
 
     Use each instance in one event loop only.
     """
@@ -77,9 +77,10 @@ class LookupChanges(Protocol):
 
 
 def open_changes(engine: sa.Engine) -> LookupChanges:
-    """Create a reader of a database's invalidated lookup keys.
+    """Create a reader of the keys whose entries in lookup caches are outdated.
 
-    Its first `read` opens a connection.
+    The keys are those of changed workloads and models; transactions add them to a table. The first
+    `read` opens a connection.
     """
     return PostgresChanges(engine) if engine.dialect.name == "postgresql" else SqliteChanges(engine)
 
@@ -104,10 +105,10 @@ class _Rows:
 
 
 class SqliteChanges:
-    """Reads invalidated lookup keys on SQLite.
+    """Reads which workloads and models have outdated entries in lookup caches, on SQLite.
 
-    `unchanged` compares `PRAGMA data_version`, which changes when another connection commits. So it
-    reads no table.
+    Transactions add the keys of changed workloads and models to a table. `unchanged` compares
+    `PRAGMA data_version`, which changes when another connection commits. So it reads no table.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -170,7 +171,11 @@ class SqliteChanges:
 
 
 class PostgresChanges:
-    """Reads invalidated lookup keys on PostgreSQL, asynchronously over a connection of its own."""
+    """Reads which workloads and models have outdated entries in lookup caches, on PostgreSQL.
+
+    Transactions add the keys of changed workloads and models to a table. The object reads new keys
+    asynchronously, over a connection of its own.
+    """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

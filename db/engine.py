@@ -133,8 +133,9 @@ _joined: ContextVar[tuple[sa.Engine, sa.Connection, int] | None] = ContextVar(
 
 
 def _joined_in(engine: sa.Engine) -> sa.Connection | None:
-    """Return the connection of this thread's `together` context.
+    """Return the database connection of the `together` context that this thread is in.
 
+    All reads and writes inside `with together(engine)` run in one transaction on this connection.
     Return None outside such a context, or if the context belongs to another engine.
     """
     joined = _joined.get()

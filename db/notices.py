@@ -118,7 +118,10 @@ def is_queued() -> sa.ColumnElement[bool]:
 
 
 class NoticeSource(Protocol):
-    """Receives the notices of all processes. Use each instance in one thread only."""
+    """Receives the messages by which transactions of all processes announce changes (notices).
+
+    Use each instance in one thread only.
+    """
 
     def wait(self, seconds: float) -> Sequence[str] | None:
         """Wait up to `seconds` for notices, and return their topics; empty at the timeout.
@@ -135,12 +138,18 @@ class NoticeSource(Protocol):
 
 
 def open_source(engine: sa.Engine) -> NoticeSource:
-    """Create a receiver of a database's notices. Its first `wait` opens a connection."""
+    """Create a receiver of notices, the messages by which transactions announce changes.
+
+    The first call of its method `wait` opens a database connection.
+    """
     return PostgresSource(engine) if engine.dialect.name == "postgresql" else SqliteSource(engine)
 
 
 class PostgresSource:
-    """Receives notices by LISTEN, on a PostgreSQL connection of its own."""
+    """Receives notices by LISTEN, on a PostgreSQL connection of its own.
+
+    A notice is a message by which a transaction announces a change.
+    """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -166,7 +175,7 @@ class PostgresSource:
 
 
 class SqliteSource:
-    """Receives notices on SQLite.
+    """Receives notices, the messages by which transactions announce changes, on SQLite.
 
     Whenever the database file has changed, it reads the new rows of the table `notices`.
     """

@@ -23,7 +23,10 @@ class NpmError(Exception):
 
 
 def main() -> None:
-    """Generate the types, and write them to `clients/typescript/schema.d.ts`."""
+    """Write TypeScript types of the service's requests and responses to `schema.d.ts`.
+
+    The file is in `clients/typescript`.
+    """
     SCHEMA.write_text(typescript())
     print(SCHEMA.relative_to(ROOT))
 

@@ -119,17 +119,18 @@ def verdict(
 ) -> str:
     """Return a sentence about the gain of tuning, the speed, and the error.
 
+    Both the job and the demo may have compared the tuned program with the untuned one. Only the
+    job's comparison has a confidence interval; the demo's has too few rounds.
+
     Args:
         name: the model and the target.
-        found: the job's own comparison of the tuned with the untuned program, which is `end_to_end`
-            of its result. This comparison has a confidence interval. The comparison by the demo has
-            none, because it has too few rounds.
+        found: the job's comparison: the entry `end_to_end` of the job's result; None without one.
         numerics: how freely the job may use algorithms that round differently: "strict", "fast" or
             "loose".
         ratio: the time of the artifact's program, divided by ONNX Runtime's time.
         error: the largest difference from ONNX Runtime, divided by the largest output.
-        again: the time of the tuned program divided by that of the untuned one, as measured by the
-            demo; None if it did not measure both.
+        again: the demo's comparison: the time of the tuned program divided by that of the untuned
+            one; None if the demo did not measure both.
     """
     compared = None if found is None else found["comparison"]
     if compared is None:

@@ -370,7 +370,7 @@ class JobBudget(JsonValue):
 @_with_form("job options")
 @dataclass(frozen=True, slots=True)
 class JobOptions(JobBudget):
-    """The options of a job other than its model and its mode."""
+    """The options of a job other than its model and its mode (target, threads and numerics)."""
 
     dims: Annotated[
         Mapping[str, Size | SizeText | Annotated[tuple[Size | SizeText, ...], Length(1, 64)]],

@@ -17,10 +17,12 @@ from tilewright.tuner.options import TuneOptions
 from tilewright.tuner.protocol.measurement import Status, Trial
 
 FINALS_SHARE = 0.2
-"""Largest fraction of the time budget that is reserved for comparing finalists."""
+"""Largest fraction of the time budget that is reserved for the final comparisons of the fastest
+schedules."""
 
 FINALS_SECONDS_PER_TASK = 0.5
-"""Upper bound in seconds of the time per task that is reserved for comparing its finalists."""
+"""Upper bound in seconds of the time per task that is reserved for the final comparison of its
+fastest schedules."""
 
 SEARCH_SHARE = 0.25
 """Fraction of the time budget that is available for ranking the first candidates of all tasks."""

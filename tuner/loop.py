@@ -35,7 +35,8 @@ POLL_SECONDS = 0.02
 cancellation token."""
 
 CANCEL_SECONDS = 5.0
-"""Seconds for which the run still collects results and compares finalists after a cancellation."""
+"""Seconds for which the run still collects results and compares the fastest schedules after a
+cancellation."""
 
 LAST_SECONDS, LAST_SHARE = 1.0, 0.1
 """Longest wait for comparisons in flight after the end of the time budget: `LAST_SECONDS` plus the

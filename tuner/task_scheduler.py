@@ -202,7 +202,10 @@ class TaskScheduler(Generic[T]):
         return [_curve(task.progress, kinds) for task in self.tasks]
 
     def _kinds(self) -> dict[Hashable, _Kind]:
-        """Compute the statistics of the tasks of each kind, by `Profile.kind`."""
+        """Compute statistics for each set of similar tasks: their throughput and scope to improve.
+
+        Tasks are similar if their `Profile.kind` is equal; the keys of the result are these values.
+        """
         members: dict[Hashable, list[TaskProgress]] = {}
         for task in self.tasks:
             members.setdefault(task.progress.profile.kind, []).append(task.progress)

@@ -60,7 +60,8 @@ class TaskState:
     progress: TaskProgress
     """Inputs of the task scheduler: times, batches in flight and expected gains."""
     incumbent: TuningRecord | None = None
-    """The stored record at the start of the run, which finalists must beat. None without one."""
+    """The stored record at the start of the run, which new schedules must beat. None if there was no
+    record."""
     record: TuningRecord | None = None
     """The present record of the task. The run may replace it."""
     relative: TuningRecord | None = None
@@ -72,10 +73,10 @@ class TaskState:
     others: float = 0.0
     """Sum of the weights of the family's tasks that are not searched."""
     decided: bool = False
-    """Whether the finalists were compared. They are not compared again."""
+    """Whether the final comparison of the fastest schedules gave no record, and is not repeated."""
     finals_adopted: bool = False
-    """Whether an earlier process sent the finalists, so that this process waits for their
-    results."""
+    """Whether an earlier process sent the fastest schedules to their final comparison, so that this
+    process waits for the results."""
     finished: bool = False
     """Whether the task has its final record, so that nothing is left to do."""
     from_store: bool = False
@@ -100,8 +101,8 @@ class TaskState:
     known: set[str] = field(default_factory=set)
     finals: list[Trial] = field(default_factory=list)
     compared: dict[Schedule, Measurement] = field(default_factory=dict)
-    """Measurements of the finalists, by schedule. They come from one race, so that their times are
-    comparable."""
+    """Measurements of the final comparison of the best schedules, by schedule. They come from one
+    race, so that their times are comparable."""
 
     @classmethod
     def start(cls, task: Task, model: CostModel, options: TuneOptions) -> TaskState:
@@ -139,11 +140,11 @@ class TaskState:
 
     @property
     def may_be_compared(self) -> bool:
-        """Whether the comparison of the task's finalists can start.
+        """Whether the final comparison of the task's fastest schedules can start.
 
-        A relative (another task of the same family) may be searched in place of this task. Its
-        schedules are then among the finalists, so the comparison must wait for its result: until
-        the relative has a record, or cannot get one.
+        If another task (`lead`) is searched in place of this task, the schedules of `lead` are
+        compared too. The comparison must then wait until `lead` has its final record. It does not
+        wait if `lead` cannot get a record, for example because all its schedules failed.
         """
         lead = self.lead
         if lead is None or lead.finished or lead.decided:
@@ -151,11 +152,11 @@ class TaskState:
         return bool(lead.measured) and not lead.finalists()
 
     def _inherited(self) -> list[Schedule]:
-        """Return the schedules of a related task that become finalists of this task.
+        """Return the schedules of a related task that are also compared at the end of this task.
 
-        A relative is another task of the same family. Return the schedule of the relative's record.
-        Without a record, return the fastest measured schedules of the relative. Schedules outside
-        this task's space are left out.
+        A related task has the same family (`Task.family`). Return the schedule of its record.
+        Without a record, return its fastest measured schedules. Schedules outside this task's
+        space are left out.
         """
         if self.relative is not None:
             found = [self.relative.schedule]
@@ -388,11 +389,11 @@ class TaskState:
         return list(dict.fromkeys(chosen))
 
     def may_compare_again(self, trials: Sequence[Trial]) -> bool:
-        """Whether to compare finalists again after a comparison that gave no record.
+        """Whether to repeat the final comparison of the task's fastest schedules.
 
-        `trials` are the trials of this comparison. If the device was lost, the comparison is
-        repeated, at most MAX_RETRIES times. If all finalists failed (they are checked on more
-        random inputs than in screening), the next fastest candidates are compared, if any.
+        `trials` are the trials of a comparison that gave no record. If the device was lost, the
+        comparison is repeated, at most MAX_RETRIES times. If all schedules failed (they are checked
+        on more random inputs than in screening), the next fastest ones are compared, if any.
         """
         lost = [t for t in trials if t.measurement.status is Status.WORKER_LOST]
         if lost:

@@ -64,7 +64,7 @@ _NARROW = ("DequantizeLinear",)
 
 @dataclass(slots=True)
 class _Budget:
-    """A limit on the number of nodes that an import creates from bodies and functions.
+    """A limit on the number of nodes that an import creates from subgraphs and functions.
 
     The limit (NODE_LIMIT) stops models in which a few nested loops unroll to millions of nodes.
     `left` is the number of nodes that may still be created.

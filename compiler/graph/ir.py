@@ -178,7 +178,8 @@ class Graph:
 def dynamic_sizes(graph: Graph) -> tuple[int, ...]:
     """Return the distinct dynamic sizes in a graph's types and attributes, in order of occurrence.
 
-    The sizes in bodies are included. Each is a `Size`, such as `past + 1`, typed as an `int`.
+    The sizes in the bodies of loops and branches are included. Each is a `Size`, such as
+    `past + 1`, typed as an `int`.
     """
     items: list[object] = [n for kind in graph.types.values() for n in kind.shape]
     for node in graph.nodes:

@@ -13,7 +13,7 @@ from tilewright.compiler.graph.ir import Graph
 
 
 def verify_graph(graph: Graph) -> None:
-    """Run every check, on the graph and on the bodies of its nodes.
+    """Run every check, on the graph and on the graphs (bodies) of its loops and branches.
 
     Raises:
         InvalidModelError: naming the first violation.

@@ -276,8 +276,9 @@ class IndexValue(Expr):
 class Accumulator(Expr):
     """The result of a reduction, as an operand of the operations that follow the reduction.
 
-    If the reduction computes tuples (`Fold`), the node is item `number` of the tuple. In the
-    expressions that combine two tuples (`Fold.joined`), it is item `number` of the first tuple.
+    The result may be a tuple, for example the value and the index of an argmax (`Fold`). Then
+    `Accumulator` is the item of the tuple with the index `number`. `Fold.joined` has expressions
+    that combine two tuples; there, `Accumulator` is an item of the first tuple.
     """
 
     type: DType = DType.FLOAT32

@@ -131,9 +131,10 @@ def loop_form(attrs: Attrs) -> LoopForm:
 
 
 def branch_slots(attrs: Attrs) -> tuple[ResultSlot, ...]:
-    """Return the types and byte offsets of the results that the output of a `branch` node holds.
+    """Return the type and byte offset of each result in the output of a `branch` node.
 
-    Both bodies have outputs of the same types.
+    A branch runs one of two graphs (`bodies`), whose results have the same types. The output of the
+    node is a block of bytes with all results.
     """
     body = _body(attrs, "then")
     return _slots([body.types[value] for value in body.outputs])

@@ -188,7 +188,7 @@ def _fewer(most: int | None, counted: int) -> tuple[int, bool]:
 def branched(
     node: OnnxNode, condition: str, then: BranchBuilder, otherwise: BranchBuilder
 ) -> list[str]:
-    """Emit a branch, of which a run executes only the selected body; return its outputs.
+    """Emit a branch, of which a run executes only the selected body (graph); return its outputs.
 
     If both bodies are cheap, the branch instead computes both and selects between their results. If
     one body is invalid, for example because shapes do not fit, only the runs that select it fail.
@@ -295,10 +295,10 @@ def _refused(
 def _both(
     node: OnnxNode, condition: str, graphs: Sequence[Graph], enclosures: Sequence[Enclosure]
 ) -> list[str]:
-    """Emit the nodes of both bodies, and select each output by `condition` at run time.
+    """Emit the nodes of both graphs of a branch, and select each output by `condition` at run time.
 
-    `graphs` are the bodies for a true and a false condition. `enclosures` lists, for each body, the
-    values of the enclosing graph that it reads. Returns the selected outputs.
+    `graphs` are the graphs for a true and a false condition. `enclosures` lists, for each of them,
+    the values of the enclosing graph that it reads. Returns the selected outputs.
     """
     pairs = zip(graphs, enclosures, strict=True)
     one, other = (inlined(node.builder, graph, e.captured) for graph, e in pairs)

@@ -160,22 +160,26 @@ def _onnx_slice(node: OnnxNode) -> str:
 
 
 def _may_end_beyond(extent: int, start: int, end: int) -> bool:
-    """Whether a slice ends beyond the extent for some, but not all, values of the dynamic sizes.
+    """Whether a slice may end beyond the extent, depending on the dynamic sizes.
 
-    Only a slice with 0 <= start <= end for all values is examined; the result is False for any
-    other.
+    `extent`, `start` and `end` are integers, or formulas over dynamic sizes (`compiler.sizes`). The
+    result is True if the slice ends beyond the extent for some of these sizes, and within the
+    extent for others. It is False if `end - extent` has no upper limit, or if the sizes do not
+    guarantee 0 <= start <= end.
     """
     low, high = bounds(end - extent)
     return low <= 0 < high < inf and bounds(start)[0] >= 0 and bounds(end - start)[0] >= 0
 
 
 def _guarded_part(node: OnnxNode, table: str, dim: int, start: int, end: int) -> str:
-    """Emit a slice of a constant table, such as position embeddings or a causal mask.
+    """Emit a slice of a constant table, such as position embeddings, and return its name.
 
-    A run in which the slice ends beyond the table is refused as invalid input.
+    `start` and `end` may be formulas over dynamic sizes, such as `past + tokens`. A run whose sizes
+    make the slice end beyond the table fails with an error for invalid input.
 
     Raises:
-        DynamicSizeError: if one dynamic dimension alone can make the slice end beyond the table.
+        DynamicSizeError: if a single dimension can make the slice end beyond the table, while all
+            others have their smallest sizes. The range of this dimension is then too large.
     """
     extent = node.shape(table)[dim]
     check_single_dimension(end - 1, extent)

@@ -38,18 +38,20 @@ def optimise_bodies(graph: Graph, optimise: Callable[[Graph, bool], Graph]) -> G
 
 
 def _first_capture(node: Node) -> tuple[int, int]:
-    """The positions of a node's first captured value among its operands and its bodies' inputs.
+    """Return the position of a loop's or branch's first captured value: as an operand, as an input.
 
-    A captured value is a value of the surrounding graph that a body reads.
+    A captured value is a value of the surrounding graph that a body reads. It is an operand of the
+    node, and an input of the body.
     """
     states = integer(node.attrs, "states", 0)
     return (2 + states, 1 + states) if node.op == "loop" else (1, 0)
 
 
 def _with_constants(graph: Graph, node: Node) -> list[Graph]:
-    """The bodies of a node, with captured constants copied into them.
+    """Return the bodies of a loop or branch, with captured constants copied into them.
 
-    The inputs for these constants remain, but are no longer read.
+    A captured constant is one of the surrounding graph that a body reads. The inputs for these
+    constants remain, but are no longer read.
     """
     operands, inputs = _first_capture(node)
     bodies = []
@@ -69,7 +71,10 @@ def _with_constants(graph: Graph, node: Node) -> list[Graph]:
 
 
 def _without_unread(node: Node, bodies: Sequence[Graph]) -> Node:
-    """The node with the optimised `bodies`, without the captured values that no body reads."""
+    """Return a loop or branch with new bodies, without the captured values that no body reads.
+
+    A captured value is a value of the surrounding graph that is passed to the bodies.
+    """
     own, inner = _first_capture(node)
     read = [
         any(b.consumers(name) or name in b.outputs for b, name in zip(bodies, names, strict=True))
@@ -88,5 +93,5 @@ def _without_unread(node: Node, bodies: Sequence[Graph]) -> Node:
 
 
 def body_keys(node: Node) -> tuple[str, ...]:
-    """Return the names of the attributes that hold a node's bodies, in their order."""
+    """Return the names of the attributes that hold a loop's or branch's bodies, in their order."""
     return tuple(key for key, value in node.attrs if isinstance(value, Graph))

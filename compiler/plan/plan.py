@@ -118,7 +118,7 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True)
 class BranchStep:
-    """A step that runs one of two bodies, depending on a condition.
+    """A step that runs one of two graphs (bodies), depending on a condition.
 
     `inputs` are the condition and the values that the bodies capture. `output` holds all results of
     the body, one after the other; `offsets` are their byte offsets in it.
@@ -147,8 +147,11 @@ Step = KernelStep | ViewStep | NativeStep | LoopStep | BranchStep | RefusalStep
 
 
 def bodies_of(step: Step) -> tuple[GraphPlan, ...]:
-    """Return the plans of the bodies that a step runs, in order; empty for a step without
-    bodies."""
+    """Return the plans of the graphs (bodies) that a loop or branch runs.
+
+    A loop has one body. A branch has two: the one for a true condition, then the other. Any other
+    step has none.
+    """
     match step:
         case LoopStep():
             return (step.body,)
@@ -159,7 +162,7 @@ def bodies_of(step: Step) -> tuple[GraphPlan, ...]:
 
 
 def expected_runs(step: Step) -> int:
-    """Estimate how many times a step runs each of its bodies.
+    """Estimate how many times a loop or branch runs each of its bodies.
 
     The result is `LoopStep.expected` for a loop, at least 1, and 1 for all other steps.
     """

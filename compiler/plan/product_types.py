@@ -32,10 +32,10 @@ class ProductMacs:
 
 
 def product_macs(graph: Graph, macs: Mapping[str, int]) -> tuple[ProductMacs, ...]:
-    """Sum the multiply-accumulates of a graph and its bodies by the types of their factors.
+    """Sum the multiply-accumulates of a graph by the types of their factors.
 
     The result is sorted, the largest sum first. `macs` has the multiply-accumulates of each
-    product, by the name of its node. Nodes in a body count once.
+    product, by the name of its node. Nodes in bodies of loops and branches count once.
     """
     found: dict[tuple[str, str], int] = {}
     for part in graph.walk():

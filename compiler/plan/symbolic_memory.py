@@ -177,7 +177,7 @@ def plan_symbolic_memory(
 def _with_bodies(
     memory: SymbolicMemory, arenas: Mapping[int, tuple[int, tuple[SymbolicMemory, ...]]]
 ) -> SymbolicMemory:
-    """Replace the arenas of bodies in a memory plan by the bodies' own buffers.
+    """Replace the arenas of loop and branch bodies in a memory plan by the bodies' own buffers.
 
     In `memory`, the arena of a step's bodies is a single buffer. `arenas` maps its number to the
     position of the step and the plans of the bodies.

@@ -257,15 +257,21 @@ def make_workload(
 def extract_workload(
     graph: Graph, nodes: Collection[str], boundaries: Mapping[str, Boundary] | None = None
 ) -> ExtractedWorkload:
-    """Extract the named nodes of a graph as a workload.
+    """Extract the named nodes of a graph as a workload: a fused subgraph with one output.
 
-    Values without an entry in `boundaries` are row-major; constants of the graph are marked
-    constant. The nodes must have exactly one output: a value that the graph returns, that other
-    nodes read, or that nothing reads.
+    Exactly one value must leave the subgraph. A value leaves it if the graph returns the value, if
+    a node outside reads it, or if no node reads it.
+
+    Args:
+        graph: the graph.
+        nodes: the names of the nodes.
+        boundaries: the layout and halo (zeros around the elements) of values that enter or leave
+            the subgraph, by name. Without an entry, a value is row-major without a halo, and its
+            attribute `Boundary.constant` is true if the value is a constant of the graph.
 
     Raises:
-        InvalidModelError: if `nodes` has a name that no node of the graph has, or if the nodes do
-            not have exactly one output.
+        InvalidModelError: if `nodes` has a name that no node of the graph has, or if the number of
+            values that leave the subgraph is not one.
     """
     given = boundaries or {}
     inside: dict[str, Node] = {}

@@ -429,9 +429,9 @@ def _views(whole: memoryview, sizes: list[int]) -> Iterator[memoryview]:
 
 
 def limit_memory(most_bytes: int) -> None:
-    """Limit the memory that this process may allocate to `most_bytes` + OWN_BYTES, on Linux only.
+    """Limit the memory that this process may allocate, and disable core dumps; on Linux only.
 
-    Core dumps are disabled too.
+    The limit is `most_bytes` plus OWN_BYTES, the memory for Python and the compiler.
     """
     if sys.platform == "linux":
         import resource

@@ -250,13 +250,16 @@ def in_graph(
 ) -> int:
     """Express a size in the dimensions of the graph instead of a workload's own dimensions.
 
+    A workload (fused subgraph) may be divided into pieces, each for an interval of its dynamic
+    sizes. Each piece has dimensions of its own.
+
     Args:
         step: the step that runs the workload.
-        size: an integer, or a formula (`compiler.sizes.Size`) over the dimensions of the step's
-            workload or of `piece`.
+        size: an integer, or a formula (`compiler.sizes.Size`) over the dimensions of the workload
+            or of `piece`.
         known: the dimensions of the graph, by name.
-        piece: the piece of the workload whose dimensions `size` contains; None for the whole
-            workload.
+        piece: the piece to whose dimensions `size` refers; None if `size` refers to those of the
+            whole workload.
     """
     dimensions, names = step.workload.dimensions, step.sizes
     if piece is not None:

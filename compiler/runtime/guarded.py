@@ -239,10 +239,11 @@ class GuardedModel(Model):
         return stage.program
 
     def _in_ranges(self, sizes: Mapping[str, int]) -> bool:
-        """Whether `sizes` names all dimensions of the program that accepts ranges.
+        """Whether `sizes` has a size for each dynamic dimension of the program for ranges of sizes.
 
-        The sizes themselves are not compared with the ranges. The result is false if `sizes` has an
-        unknown name, or all programs have fixed sizes.
+        Only names are compared; the sizes may lie outside the ranges. The result is False if a name
+        in `sizes` is not a dimension of the model. It is also False if all of the model's programs
+        have fixed sizes.
         """
         if self.ranged is None:
             return False
@@ -631,9 +632,11 @@ def unsegmented(
     own: Iterable[Sizes] = (),
     reason: str = "",
 ) -> SegmentBoundary[Executable]:
-    """Return the `SegmentBoundary` at the start of a model that one program computes as a whole.
+    """Return a boundary with the programs of a model that is not divided into segments.
 
-    The boundary stores the model's programs. A run selects one of them by the sizes of its inputs.
+    A model that computes some sizes from data is divided into segments, and a run needs the
+    program of each. A run of any other model needs a single program. The boundary stores the
+    programs of such a model, and a run selects one by the sizes of its inputs.
 
     Args:
         reads: the model's inputs, with the ranges of their dimensions.

@@ -389,8 +389,8 @@ def _check_slices(program: Program) -> None:
 def _check_sizes(program: Program) -> None:
     """Raise ValueError if a run cannot compute all dynamic sizes of the program.
 
-    Each dimension must be a dimension of an input. The position of a slot may only depend on slots
-    with lower indices.
+    Each dimension must be a dimension of an input. A slot is a block of the arena whose offset is
+    computed at run time. The offset may only depend on slots with lower indices.
     """
     if program.slots and program.arena_bytes:
         raise ValueError(

@@ -46,8 +46,12 @@ class _Code:
 class _Stored:
     """The JSON form of a program.
 
-    `dimensions` has the ranges of the program's dynamic dimensions. A program with dynamic
-    dimensions always has `slots`, possibly an empty list.
+    A program with dynamic dimensions divides its arena (its memory for intermediate values) into
+    slots: blocks whose offsets are computed in each run.
+
+    Attributes:
+        dimensions: the ranges of the dynamic dimensions.
+        slots: the slots; possibly an empty list if the program has dynamic dimensions, else None.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(

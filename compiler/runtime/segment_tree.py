@@ -76,9 +76,11 @@ class _StoredBoundary:
 
 
 def segments_to_json(cut: SegmentBoundary[int]) -> dict[str, Any]:
-    """Convert the tree of segments that starts at a boundary to JSON data.
+    """Convert the segments of a model to JSON data.
 
-    `segments_from_json` reads the result.
+    A model that computes some sizes from data is divided into segments, each with a program. At
+    each boundary between segments, a run selects the next segment. `cut` is the boundary before the
+    first segment. `segments_from_json` reads the result.
     """
     written: dict[str, Any] = encode(_stored(cut))
     return written

@@ -255,10 +255,14 @@ class LiveIns:
         return found
 
     def _open(self, sizes: Mapping[str, int]) -> set[str]:
-        """Return the names in `sizes` whose sizes may become dynamic in a guard.
+        """Return the names of the sizes that a guard may leave variable, within a range.
 
-        `sizes` maps the names of dimensions, and of the elements of shape-determining values, to
-        their sizes in one run.
+        A guard is the condition on sizes under which a run may use a program. It fixes all other
+        sizes to a number: a size of 0 whose range does not include 0, and elements of values that
+        are too large or too many.
+
+        `sizes` maps names to the sizes in one run. The names are those of dimensions, and of the
+        elements of values that determine shapes, such as the new shape of a Reshape.
         """
         found = {n for n, size in sizes.items() if size > 0 or self._range(n).low == 0}
         for crossing in self.crossings:

@@ -186,14 +186,16 @@ class Session:
                 state.reset()
 
     def check(self, executable: Executable) -> None:
-        """Check that an executable can run steps of this session.
+        """Check that the session can run a program (`executable`).
+
+        Each state of the session is an output that the next run reads as an input. A cache that
+        grows is in a buffer with spare rows at the end.
 
         Raises:
-            InvalidArgumentError: if the output of a state cannot be the state's next input: their
-                dtypes or shapes differ, the output's number of elements depends on data, or the
-                output's buffer has unused elements other than the rows that are reserved for
-                growth.
-            InvalidInputError: if an initial value has a wrong dtype.
+            InvalidArgumentError: if an output cannot be the next input: the dtypes or shapes
+                differ, the number of elements depends on data, or the buffer has unused elements
+                other than spare rows. Also if the program's outputs are not those of the model.
+            InvalidInputError: if the initial value of a state has a wrong dtype.
         """
         program = executable.program
         rooms = program.rooms

@@ -205,10 +205,11 @@ def _ends(
 ) -> Iterator[tuple[str, int]]:
     """Yield the sizes at which to split ranges because of the condition in `error`.
 
-    Each split point is a dimension and the first size of a new interval. A condition may depend on
-    several sizes, such as a limit on their product. It then gets one split point per dimension.
-    Below all these split points, the condition always has the same result, so that one program
-    serves all these sizes. Each combination of larger sizes gets its own program.
+    A program was compiled for `ranges`, but the condition, such as a limit on the product of two
+    sizes, does not have the same result for all sizes in them. Ranges are split into intervals in
+    which it has. Each result is a split point: the name of a dimension, and the first size of a new
+    interval. A condition on several dimensions may need a split point for each of them. Nothing is
+    yielded if no suitable split point is found.
 
     Args:
         cut: the boundary before the program's part of the model.

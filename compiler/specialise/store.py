@@ -86,10 +86,15 @@ def user_cache_folder(environment: Mapping[str, str] = os.environ) -> CacheFolde
 class CompilationCache:
     """Compiles models that are not in the compilation cache, and stores the results.
 
-    A model is stored only if it is a file, bytes, or a message with its tensors in separate arrays;
-    if it has one program; and if `options.planner` is None, because the cache cannot detect that a
-    planner returns another plan. When an entry is loaded, the source of schedules is queried again
-    and must return the same schedules.
+    A result is stored under three conditions:
+
+    - The model is given as a file, as bytes, or as a `ReadModel` (an ONNX message, with its tensors
+      in separate arrays).
+    - The compiled model has a single program. Models that compute sizes from data have several.
+    - `options.planner` is None. The cache cannot detect that a planner returns another plan.
+
+    When an entry is loaded, the source of schedules is queried again and must return the same
+    schedules.
 
     Args:
         folder: the cache folder; None stores nothing.

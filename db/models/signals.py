@@ -1,4 +1,4 @@
-"""Tables for the coordination of processes: locks, notices, and invalidated lookups."""
+"""Tables for the coordination of processes: locks, messages, and keys of outdated cache entries."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class SweepRow(Base):
 
 
 class NoticeRow(Base):
-    """A notice from a SQLite transaction to waiting processes (see `tilewright.db.notices`).
+    """A message from a SQLite transaction that wakes processes which wait for a change of `topic`.
 
-    Only the newest rows are kept. PostgreSQL uses NOTIFY instead.
+    A topic is a string that names what changes, such as "job:5c2e" for a job's events. Only the
+    newest rows are kept. PostgreSQL uses NOTIFY instead.
     """
 
     __tablename__ = "notices"

@@ -28,9 +28,10 @@ def adopt(
 ) -> Sequence[ReviewState | None]:
     """Store imported records, and serve each unless a faster record of its key exists.
 
-    If a workload has dynamic dimensions, only records that were measured at the same sizes are
-    compared. An imported record that was measured at other sizes than the served record does not
-    replace it. All records are imported by a few SQL statements.
+    The served record of a key is the one that lookups return. If a workload has dynamic dimensions,
+    only records that were measured at the same sizes are compared. An imported record that was
+    measured at other sizes than the served record does not replace it. All records are imported by
+    a few SQL statements.
 
     Args:
         connection: in a transaction that `claim_rows.changing` opened.

@@ -75,7 +75,7 @@ class ClaimLedger:
     # claims
 
     def propose(self, record: TuningRecord, job_id: str) -> None:
-        """Store a tuning record, measured for job `job_id`, as a provisional claim.
+        """Store a tuning record, measured for job `job_id`, as provisional.
 
         Other jobs use the record only after a second measurement has confirmed it. A record with
         the same id is not changed.
@@ -154,9 +154,9 @@ class ClaimLedger:
         return None if row is None else stored_race(row)
 
     def race_by_id(self, claim_id: str) -> StoredRace | None:
-        """Return the verdict of a race between tuned and default schedules, by the id of its claim.
+        """Return the stored verdict of a race between tuned and default schedules, by its id.
 
-        Return None if the claim was deleted because of its age.
+        Return None if the verdict was deleted because of its age.
         """
         query = sa.select(claims).where(is_race, claims.c.id == claim_id)
         with reading(self._engine) as connection:
@@ -376,10 +376,11 @@ class ClaimLedger:
     # jobs that are built on claims
 
     def use(self, claim_ids: Collection[str], job_id: str) -> bool:
-        """Record that a job's result (its compiled model) contains the schedules of these claims.
+        """Record that a job's compiled model contains the schedules of these tuning records.
 
-        Return False, and record nothing, if one of the claims was disputed or withdrawn after the
-        job read the claims. The job must then look up the claims again. Otherwise return True.
+        `claim_ids` are the ids of the records. Return False, and record nothing, if one of the
+        records was disputed or withdrawn after the job read them. The job must then look up the
+        records again. Otherwise return True.
         """
         names = sorted(set(claim_ids))
         gone_states = [ReviewState.WITHDRAWN.value, ReviewState.DISPUTED.value]
@@ -395,9 +396,9 @@ class ClaimLedger:
         return True
 
     def leave(self, claim_ids: Collection[str], job_id: str) -> None:
-        """Revert `use`: record that the compiled model of a job does not contain these schedules.
+        """Delete the entries which state that a job's compiled model contains certain schedules.
 
-        The schedules are those of the claims `claim_ids`.
+        The method `use` added these entries. `claim_ids` are the ids of the schedules' records.
         """
         with changing(self._engine) as connection:
             for some in chunks(sorted(set(claim_ids))):
@@ -405,7 +406,10 @@ class ClaimLedger:
                 connection.execute(sa.delete(_uses).where(chosen))
 
     def uses(self, claim_id: str) -> Sequence[str]:
-        """Return the ids of the jobs whose compiled models contain the schedule of a claim."""
+        """Return the ids of the jobs whose compiled models contain the schedule of a tuning record.
+
+        `claim_id` is the id of the record.
+        """
         query = sa.select(_uses.c.job_id).where(_uses.c.claim_id == claim_id)
         with reading(self._engine) as connection:
             return sorted(connection.execute(query).scalars())
@@ -498,7 +502,7 @@ class JobRecords:
         return self._served.best_record(key)
 
     def add_record(self, record: TuningRecord) -> None:
-        """Store a record as a provisional claim of the job.
+        """Store a tuning record of the job, which other jobs use only after a second measurement.
 
         Raises:
             ValueError: if the measurement of the record failed.
@@ -519,7 +523,10 @@ def _reviewable(row: sa.Row[Any]) -> bool:
 
 
 def _locked(connection: sa.Connection, claim_id: str) -> sa.Row[Any] | None:
-    """Lock and return the row of a claim; None if it was deleted because of its age."""
+    """Lock and return the row of a claim (a statement about speed).
+
+    Return None if the claim was deleted because of its age.
+    """
     query = sa.select(claims).where(claims.c.id == claim_id).with_for_update()
     return connection.execute(query).first()
 

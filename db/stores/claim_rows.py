@@ -104,12 +104,12 @@ class StoredRace(StoredClaim):
 
 
 def key_of(row: sa.Row[Any]) -> RecordKey:
-    """Return the record key from the row of a claim about a schedule."""
+    """Return the record key from a row of the table `claims` that holds a tuning record."""
     return RecordKey(row.subject, row.target_key, row.threads, row.numerics)
 
 
 def record_of(row: sa.Row[Any]) -> TuningRecord:
-    """Convert the row of a claim about a schedule to a tuning record."""
+    """Convert a row of the table `claims` to the tuning record that it holds."""
     return TuningRecord(
         key=key_of(row),
         schedule=Schedule.from_json(row.statement),
@@ -121,12 +121,12 @@ def record_of(row: sa.Row[Any]) -> TuningRecord:
 
 
 def stored_record(row: sa.Row[Any]) -> StoredRecord:
-    """Convert the row of a claim about a schedule to a StoredRecord."""
+    """Convert a row of the table `claims` that holds a tuning record to a StoredRecord."""
     return StoredRecord(**_claim(row), record=record_of(row))
 
 
 def stored_race(row: sa.Row[Any]) -> StoredRace:
-    """Convert the row of a claim about a race to a StoredRace."""
+    """Convert a row of the table `claims` that holds the verdict of a race to a StoredRace."""
     served = row.statement["served"]
     return StoredRace(**_claim(row), identity=row.subject, served=served, verdict=row.evidence)
 
@@ -158,14 +158,14 @@ def record_id(key: RecordKey, schedule_digest: str, trial_id: str) -> str:
 def record_values(
     record: TuningRecord, now: float, *, job_id: str = "", owner: str = "", ours: bool = True
 ) -> dict[str, Any]:
-    """Return the columns of the row for a new claim about a schedule.
+    """Return the columns of the row for a new tuning record in the table `claims`.
 
     Args:
         record: the tuning record.
         now: the present time in Unix seconds.
         job_id: the job that requested the measurement; "" without one.
         owner: the owner of the worker that measured: the id of its token.
-        ours: whether the service's own machine measured; the claim is then confirmed at once.
+        ours: whether the service's own machine measured; the record is then confirmed at once.
 
     Raises:
         ValueError: if the record's measurement failed.
@@ -241,7 +241,7 @@ def _reported(reporter: ClaimReporter, ours: bool, job_id: str, now: float) -> d
 
 
 def served_rows(connection: sa.Connection, keys: Sequence[RecordKey]) -> Iterator[sa.Row[Any]]:
-    """Yield the rows of the claims that are served to all jobs for these record keys.
+    """Yield the rows of the claims (statements about speed) that lookups of these keys return.
 
     Keys with the same target, threads and numerics are read by one query. The rows of one query are
     ordered from the oldest to the newest.
@@ -273,10 +273,11 @@ def by_mode(keys: Sequence[RecordKey]) -> Iterator[tuple[dict[str, Any], Sequenc
 
 @contextmanager
 def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Open a transaction that changes the served claims. Only one such transaction runs at a time.
+    """Open a transaction that changes which claims (statements about speed) lookups return.
 
-    Serving a claim replaces its row. On PostgreSQL, a concurrent withdrawal that waits for the old
-    row would not see the new one, so the withdrawn claim would remain served.
+    Only one such transaction runs at a time. Such a change replaces the row of a claim. On
+    PostgreSQL, a concurrent withdrawal that waits for the old row would not see the new one, so the
+    withdrawn claim would remain in use.
     """
     with writing(engine) as connection:
         one_at_a_time(connection, "claims")
@@ -286,16 +287,17 @@ def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
 def same_subject(values: Columns) -> sa.ColumnElement[bool]:
     """Return the SQL condition that a claim has the same subject as the columns `values`.
 
+    A claim is a statement about speed, for example about a workload, which is then its subject.
     Claims have the same subject if their kind, subject, target, threads and numerics are equal.
     """
     return sa.and_(*(claims.c[name] == values[name] for name in SUBJECT))
 
 
 def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
-    """Insert a confirmed claim as the newest one of its subject, so that lookups return this claim.
+    """Insert a confirmed claim (a statement about speed) as the newest one of its subject.
 
-    The subject is a workload, or the programs of a race. Earlier confirmed claims of the same
-    subject become "superseded". A row with the same id is replaced.
+    Lookups then return this claim. The subject is a workload, or the programs of a race. Earlier
+    confirmed claims of the same subject become "superseded". A row with the same id is replaced.
 
     Args:
         connection: in a transaction that `changing` opened.
@@ -309,7 +311,7 @@ def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
 
 
 def invalidate_schedule_lookups(connection: sa.Connection, rows: Iterable[Columns]) -> None:
-    """Invalidate the cached lookups of the workloads that claims are about.
+    """Invalidate the cached lookups of the workloads that claims (statements about speed) refer to.
 
     `rows` are the columns of the claims. Claims about races are ignored.
     """

@@ -87,11 +87,12 @@ def withdraw(
 
 
 def restore(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> tuple[str, ...]:
-    """Restore earlier claims in place of claims that were withdrawn or disputed.
+    """Restore earlier claims in place of claims (statements about speed) that lost their validity.
 
-    Lookups return only the newest confirmed claim of a subject, such as a workload. If a subject
-    has no confirmed claim any more, its newest superseded claim becomes confirmed again. Superseded
-    claims that were measured only once are skipped.
+    Claims lose it if they are withdrawn or disputed. Lookups return only the newest confirmed claim
+    of a subject, such as a workload. If a subject has no confirmed claim any more, its newest
+    superseded claim becomes confirmed again. Superseded claims that were measured only once are
+    skipped.
 
     Args:
         connection: in a transaction that `claim_rows.changing` opened.
@@ -126,7 +127,7 @@ def _is_schedule(row: sa.Row[Any]) -> bool:
 def _chosen(
     connection: sa.Connection, record_ids: Collection[str], workers: Collection[str]
 ) -> tuple[list[sa.Row[Any]], set[str]]:
-    """Lock the claims to withdraw: those with the given ids, and all that these workers reported.
+    """Lock claims (statements about speed) to withdraw: by id, and all that these workers reported.
 
     Return their rows, and the complete ids of the records that were given by id or prefix. Raises
     NotFoundError for an unknown record.
@@ -167,7 +168,7 @@ def _jobs_built_on(connection: sa.Connection, claim_ids: Sequence[str]) -> set[s
 
 
 def _lose_reviews(connection: sa.Connection, workers: Collection[str]) -> list[sa.Row[Any]]:
-    """Discard the reviews by these workers, that is, their second measurements for claims.
+    """Discard the reviews by these workers: their second measurements of claims about speed.
 
     A claim confirmed by such a review becomes provisional again. A superseded claim stays
     superseded, but `restore` will skip it. Return the rows of the reviewed claims before the

@@ -70,16 +70,16 @@ class JobStore(JobClaims):
         instead, regardless of quotas.
 
         Args:
-            model_digest: the model to tune.
+            model_digest: the SHA-256 of the model to tune.
             target: the target as the user named it, such as "x86-64-v3".
-            target_key: the key of that target.
+            target_key: the SHA-256 that identifies the target in records.
             worker_id: the only worker that may measure; None for all workers of the target.
             threads, numerics, options: the settings of the job.
             samples: digests of sample inputs, which are kept until the job ends.
             priority: the highest comes first among jobs of the same owner.
             wait_seconds: the longest wait for a worker; None for the service's setting.
             waits: if given, the job waits for a worker for this reason. Otherwise it is queued.
-            owner: the id of a token.
+            owner: the id of the access token with which the job was submitted; None without one.
             max_open: the quota of open jobs, unless the owner's token has its own.
             idempotency_key: the client's name for this request.
 

@@ -1,8 +1,9 @@
 """The measurement queue for tuners: submit, query, acknowledge and cancel requests.
 
 A request goes from queued to leased, and then to done, failed, expired, set_aside or cancelled. It
-returns from leased to queued if a lease ends without a result. The column `attempt` counts its
-leases, except those that workers returned because they shut down.
+returns from leased to queued if a lease ends without a result. It is set_aside, and not offered
+again, if several workers were lost while they measured it. The column `attempt` counts its leases,
+except those that workers returned because they shut down.
 """
 
 from __future__ import annotations

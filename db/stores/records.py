@@ -166,11 +166,11 @@ class SqlRecordStore:
             serve(connection, record_values(record, self._clock()))
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
-        """Return the served record of a record key, or None."""
+        """Return the tuning record that lookups return for a key, or None."""
         return self.best_records([key]).get(key)
 
     def best_records(self, keys: Sequence[RecordKey]) -> dict[RecordKey, TuningRecord]:
-        """Return the served record of each key. Keys without a served record are left out.
+        """Return the record that lookups return for each key. Keys without such a record are left out.
 
         Keys with the same target, threads and numerics are read by one query.
         """

@@ -77,10 +77,10 @@ def extent(sizes: Sequence[int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A workload with a served record that differs from a requested workload only in sizes.
+    """A workload that differs from a requested workload only in sizes, and has a served record.
 
-    Workloads of one family (`WorkloadShape.family`), in contrast, have equal sizes and differ in
-    numbers such as scales.
+    A served record is the tuning record that lookups return for a workload. Workloads of one family
+    (`WorkloadShape.family`), in contrast, have equal sizes and differ in numbers such as scales.
 
     Attributes:
         workload_key: the key of the workload.
@@ -94,6 +94,8 @@ class Relative:
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """The number of workloads with a served record for one operator, target and number of threads.
+
+    A served record is the tuning record that lookups return for a workload.
 
     Attributes:
         operator: the operator; "" for workloads whose text this release cannot read.

@@ -1,4 +1,4 @@
-"""Pages of a job's model: its graph of kernels, and the details of each step."""
+"""Pages of a job's model: a drawing of its steps, such as kernels, and the details of each step."""
 
 from __future__ import annotations
 

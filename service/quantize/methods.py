@@ -458,7 +458,7 @@ def _separate_initializers(model: onnx.ModelProto) -> None:
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:
-    """Give each node a unique name, also in bodies.
+    """Give each node a unique name, also in bodies of If, Loop and Scan.
 
     Nodes to keep in float32 are selected by name.
     """

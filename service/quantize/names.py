@@ -22,7 +22,7 @@ import onnx
 def temporary_names(graph: onnx.GraphProto) -> dict[str, str]:
     """Return a temporary name for each name of a node or value that is a prefix of another name.
 
-    Names in bodies count, too. No name begins with a temporary name.
+    Names in bodies of If, Loop and Scan count, too. No name begins with a temporary name.
     """
     names = {name for one in graphs(graph) for name in _names(one)}
     starts = {
@@ -41,7 +41,7 @@ def temporary_names(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def rename(graph: onnx.GraphProto, to: Mapping[str, str]) -> None:
-    """Rename nodes and values of a graph and its bodies in place.
+    """Rename nodes and values of a graph, and of the bodies of If, Loop and Scan in it, in place.
 
     `to` has the new names by old name.
     """

@@ -167,9 +167,10 @@ def _share(statement: ComputeCosts, threads: int) -> float:
 
 
 def _with_memory(statement: ComputeCosts, parts: Sequence[float]) -> float:
-    """Return the total cycles of a statement, whose core cycles and memory cycles overlap.
+    """Return the total cycles of a statement, whose computation and memory traffic overlap.
 
-    `parts` has the cycles of each part in PARTS.
+    `parts` has the components of the estimate, in cycles, in the order of PARTS: the components
+    of the core's time, and then the time of the traffic behind each cache.
     """
     waiting = 1 + statement.footprints[0] / LINE_BYTES / _BURST_LINES
     near, *far = parts[_BEHIND_CACHES]

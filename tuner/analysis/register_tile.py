@@ -273,12 +273,16 @@ def _spills(statement: ComputeCosts, case: TileCase, machine: Machine) -> float:
 class _Window:
     """An unrolled convolution window in which several outputs read the same input elements.
 
+    Example: a register tile computes 4 neighbouring outputs of a row with a 3x3 window. It reads
+    3 rows of 6 elements, so `places` is 18. Shared elements lie along a row, where the window has 3
+    positions (`taps`). At each of these, the 4 outputs read 4 elements of a row (`waiting`).
+
     Attributes:
         places: number of distinct input elements (or vectors) that the register tile reads.
-        taps: number of window positions along one window axis: the outermost axis for which
-            neighbouring outputs read the same elements.
-        waiting: number of elements that the tile reads for one of these positions. It reads most of
-            them again for the next position.
+        taps: number of positions in the window along one axis: the outermost axis along which
+            different outputs read the same elements.
+        waiting: number of elements that the tile reads for a single position on that axis, and on
+            the axes outside it. The tile reads most of them again for the next position.
         in_program_order: the order of the unrolled operations (`PlacedCompute.in_program_order`).
     """
 

@@ -231,7 +231,8 @@ class ReferenceCache:
         """Compute an expected output in the process `child`, and wait until it is computed.
 
         Return a NoReference with the reason if this fails; a failure is not cached. The method runs
-        in a thread of its own for each child process. `draw` is an index in DRAWS.
+        in a thread of its own for each child process. `draw` selects one of several sets of random
+        inputs; DRAWS has their distributions.
         """
         made: ExpectedOutput | str = "cannot be computed"
         try:
@@ -308,8 +309,8 @@ def _at(workload: Workload, point: SizePoint) -> Workload:
 def _asked(phase: Phase, points: Sequence[SizePoint]) -> list[tuple[SizePoint, int]]:
     """Return the sets of random inputs on which candidates are checked in a phase of tuning.
 
-    Each set is a pair: a size point (sizes of the dynamic dimensions) and an index in DRAWS, which
-    has the distributions.
+    Each set is a pair: a size point (sizes of the dynamic dimensions), and an index in DRAWS, the
+    list of the sets' distributions.
     """
     first = [(point, 0) for point in points]
     if phase is Phase.SCREEN:

@@ -309,7 +309,9 @@ def _is_above(rest: int, number: int, step: int) -> int:
 def _tail_widths(step: int, granularity: int, tail: Tail) -> Iterator[int]:
     """Yield the widths of the tiles that follow the full tiles of width `step`, widest first.
 
-    Indices that remain after these tiles are computed as one vector under a mask.
+    Indices that remain after these tiles are computed as one vector under a mask. `granularity` is
+    the number of indices that one copy of unrolled code covers, such as the lanes of a vector; 0 if
+    the axis is not unrolled.
     """
     if granularity > 1 or tail is Tail.UNITS:
         yield granularity
@@ -350,13 +352,13 @@ def over(
             after it.
         carried: the loop-carried values before the first tile.
         peel: whether the first and the last full tile get code of their own, outside the loop.
-        unroll: whether every tile gets code of its own, without a loop.
-        granularity: the number of indices that one copy of unrolled code covers; 0 if the axis is
-            not unrolled.
+        unroll: whether every tile gets code of its own, without a loop over the tiles.
+        granularity: if `body` unrolls the indices within a tile, the number of indices per copy of
+            its code: the vector's lanes along the vector axis, 1 along others. Otherwise 0.
         tail: how the remaining indices of a dynamic extent are computed.
-        clip: loads that must be in bounds: the loop skips indices of the axis at which one of them
-            is not. None to run all indices.
-        padding: whether the loads in `clip` may read halos.
+        clip: loads that must be in bounds. The loop leaves out the indices of the axis for which
+            any of these loads is out of bounds. None to run all indices.
+        padding: whether the loads in `clip` may read the border of zeros around a tensor (halo).
 
     Raises:
         ScheduleError: if `unroll` is true and the number of tiles is dynamic.

@@ -178,16 +178,19 @@ def _part(emitter: Emitter, whole: int, count: int, most: int) -> int:
 
 
 def _distance(emitter: Emitter, panel: int, count: int, rows: int) -> int:
-    """Return how far ahead of its reads a pass prefetches, in bytes.
+    """Return how far ahead of its reads a register tile prefetches weights, in bytes.
 
-    With several passes over a panel, it is the size of the panel. A single pass prefetches its own
-    panel at a shorter distance that depends on the core, or not at all (0) if it has too few rows
-    for prefetches on this core.
+    The tile reads the same weights (a panel) in several passes, one per iteration of the outer
+    loops. The passes together prefetch the next panel, so the distance is the size of a panel. A
+    single pass prefetches later weights of the panel that it reads, at a shorter distance that
+    depends on the core. The result is then 0 (no prefetch) if the tile has too few rows for
+    prefetches on this core.
 
     Args:
+        emitter: builds the function's text.
         panel: the size of the panel in bytes.
         count: the number of passes.
-        rows: the number of rows of a pass.
+        rows: the number of rows of the tile.
     """
     core = emitter.target.core
     near = min(panel, core.prefetch_bytes or _ALONE) if rows >= core.prefetch_rows else 0

@@ -116,8 +116,9 @@ class Winograd:
     def products(self, outputs: int) -> int:
         """Return the number of multiplications per tile and pair of an input and an output channel.
 
-        The number includes all phases. `outputs` is the number of outputs of a tile along a
-        transformed dimension.
+        The number includes all phases, the windows of stride 1 into which a window with a larger
+        stride is divided. `outputs` is the number of outputs of a tile along a transformed
+        dimension.
         """
         return prod(s.stride * (s.alpha(outputs) - 1) + s.full for s in self.sides)
 

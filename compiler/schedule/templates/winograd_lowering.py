@@ -103,6 +103,8 @@ def lower(found: Winograd, schedule: Schedule, mode: Mode) -> Kernel:
 class _Part:
     """Consecutive points along one transformed dimension at which the same phases are multiplied.
 
+    A window of stride s is divided into s windows of stride 1, its phases.
+
     Attributes:
         first: the first point.
         count: the number of points.
@@ -116,7 +118,10 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Product:
-    """The matrix products at a range of points of the transformed tiles, summed over phases.
+    """The matrix products for a range of points of the transformed tiles of a Winograd convolution.
+
+    A window of stride s is divided into s windows of stride 1, its phases. Each product is a sum
+    over the input channels and over the phases.
 
     Attributes:
         loops: the loops over the points.
@@ -140,8 +145,8 @@ class _Panels:
     Attributes:
         width: number of filters in a panel.
         weights: the tensor of the packed weights.
-        bodies: for each matrix product of `_Blocks.parts`, one term of its sum: an input element
-            times a weight.
+        bodies: for each matrix product of `_Blocks.parts`, the expression of one term of its sum:
+            an input element times a weight.
     """
 
     width: int
@@ -249,8 +254,10 @@ class _Blocks:
 
     @cached_property
     def weight_transform(self) -> Transform:
-        """The transform of the weights w, U = G w G^T for each phase, along the transformed
-        dimensions."""
+        """The transform U = G w G^T of the weights w, for each phase.
+
+        A window of stride s is divided into s windows of stride 1, its phases.
+        """
         spatial = len(self.found.weight.shape) - 2
         taps, points_ = "klm"[:spatial], "xyz"
         transformed = {s.dim - 2: points_[n] for n, s in enumerate(self.sides)}
@@ -287,7 +294,10 @@ class _Blocks:
 
     @cached_property
     def input_transforms(self) -> tuple[NestNode, ...]:
-        """The loops of the input transform V = B^T d B, one phase after the other."""
+        """The loops of the input transform V = B^T d B, one phase after the other.
+
+        A window of stride s is divided into s windows of stride 1, its phases.
+        """
         c = Axis("ic", self.found.channels)
         nodes: list[NestNode] = []
         for number, phases in enumerate(product(*(range(s.stride) for s in self.sides))):
@@ -318,8 +328,10 @@ class _Blocks:
 
     @cached_property
     def parts(self) -> tuple[_Product, ...]:
-        """The matrix products, one for each range of points at which the same phases are
-        multiplied.
+        """The matrix products, one per range of points at which the same phases are multiplied.
+
+        A window of stride s is divided into s windows of stride 1, its phases. A phase with one tap
+        less than the others needs no product at the last point.
         """
         t, oc, ic = self.axes
         found = []
@@ -504,9 +516,10 @@ def _matrix(name: str, values: Rational) -> Tensor:
 
 
 def _phased(g: Rational, side: Side) -> tuple[tuple[float, ...], ...]:
-    """Return G for all phases of a window, of shape (phases * alpha, taps).
+    """Return the Winograd matrix G for all phases of a window, of shape (phases * alpha, taps).
 
-    The rows of each phase apply G to the taps of this phase; the coefficients of other taps are 0.
+    A window of stride s is divided into s windows of stride 1, its phases. The rows of each phase
+    apply G to the taps of this phase; the coefficients of other taps are 0.
     """
     return tuple(
         tuple(

@@ -115,5 +115,8 @@ class JobSpec:
 
     @property
     def request(self) -> ModelRequest:
-        """The model and its mode, without the sizes that the user requests."""
+        """The model with its mode (target, threads, numerics and precision) and the given inputs.
+
+        The sizes of dimensions that the user requests are not included.
+        """
         return ModelRequest(self.model, self.mode, digest=self.digest, given=self.given)

@@ -162,7 +162,7 @@ def _masked(node: OnnxNode, plain: MaskedAttention, padding: int, bias: int) -> 
 
     Raises:
         UnsupportedOperatorError: if the node is causal, and the number of keys differs from the
-            number of cached and new rows.
+            number of cached tokens plus the number of query rows.
     """
     causal, rows = node.integer("unidirectional", 0) != 0, node.shape(plain.query)[2]
     if causal and plain.keys != plain.past + rows:
