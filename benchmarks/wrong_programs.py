@@ -118,6 +118,7 @@ def _dropped(graph: Graph, node: Node) -> Node | None:
     """Replace an operator by its first operand.
 
     Return None if the operand is a constant, or if its type or shape differs from the result's.
+    Loops and branches are not replaced either.
     """
     same = node.inputs and graph.types[node.inputs[0]] == graph.types[node.output]
     if not same or node.bodies or node.inputs[0] in graph.constants:

@@ -60,8 +60,7 @@ class TaskState:
     progress: TaskProgress
     """Inputs of the task scheduler: times, batches in flight and expected gains."""
     incumbent: TuningRecord | None = None
-    """The stored record at the start of the run, which new schedules must beat. None if there was no
-    record."""
+    """The record that existed before the run, which new schedules must beat; None without one."""
     record: TuningRecord | None = None
     """The present record of the task. The run may replace it."""
     relative: TuningRecord | None = None

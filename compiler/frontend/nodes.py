@@ -54,8 +54,8 @@ class NameScope:
 
 
 NODE_LIMIT = 200_000
-"""Maximum number of nodes that an import creates from bodies and functions. A node counts once per
-import of its body."""
+"""Maximum number of nodes that an import creates from subgraphs of If, Loop and Scan, and from
+functions. A node counts once per import of its subgraph or function."""
 
 
 _NARROW = ("DequantizeLinear",)

@@ -105,7 +105,10 @@ class Graph:
         return value in self._returned
 
     def walk(self) -> Iterator[Graph]:
-        """Yield the graph and all bodies nested in it, each graph before its own bodies."""
+        """Yield the graph, and the graphs (bodies) of all loops and branches nested in it.
+
+        Each graph precedes its own bodies.
+        """
         pending: list[Graph] = [self]
         while pending:
             graph = pending.pop()
@@ -114,7 +117,7 @@ class Graph:
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """The dynamic dimensions of the graph and its bodies, sorted by name."""
+        """The dynamic dimensions of the graph, its loops and its branches, sorted by name."""
         if not self._dimensions:
             self._dimensions.append(dimensions(*dynamic_sizes(self)))
         return self._dimensions[0]

@@ -240,7 +240,7 @@ def branch_of(
 def _made_branches(
     node: OnnxNode, condition: str, then: BranchBuilder, otherwise: BranchBuilder
 ) -> list[tuple[Enclosure, Graph]]:
-    """Build the bodies of both branches.
+    """Build the graphs (bodies) of both branches of a conditional.
 
     An invalid body, for example one whose shapes do not fit, is replaced by a body that ends the
     run with an error.

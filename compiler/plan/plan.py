@@ -170,8 +170,11 @@ def expected_runs(step: Step) -> int:
 
 
 def control_step(node: Node, plans: Sequence[GraphPlan]) -> LoopStep | BranchStep:
-    """Return the step of a loop or branch node; `plans` are the plans of the node's bodies, in
-    order."""
+    """Return the step of a loop or branch node.
+
+    `plans` are the plans of the graphs (bodies) that the node runs. A loop has one. A branch has
+    two, the first for a true condition.
+    """
     if node.op == "loop":
         form = loop_form(node.attrs)
         (body,) = plans
@@ -234,16 +237,19 @@ class GraphPlan:
 
     @property
     def natives(self) -> tuple[NativeStep, ...]:
-        """The steps that run a native function, in order, including those in bodies."""
+        """The steps that run a native function, in order, also inside loops and branches."""
         return tuple(step for step, _ in self.walk() if isinstance(step, NativeStep))
 
     @property
     def kernels(self) -> tuple[KernelStep, ...]:
-        """The steps that run a kernel, in order, including those in bodies."""
+        """The steps that run a kernel, in order, also inside loops and branches."""
         return tuple(step for step, _ in self.walk() if isinstance(step, KernelStep))
 
     def walk(self) -> Iterator[tuple[Step, int]]:
-        """Yield each step, with its expected number of runs, before the steps of its bodies."""
+        """Yield each step, with its expected number of runs.
+
+        A loop or branch precedes the steps inside it.
+        """
         for step in self.steps:
             yield step, 1
             for body in bodies_of(step):
@@ -381,7 +387,7 @@ class GraphPlan:
         return list(parts.items())
 
     def constants(self) -> Mapping[str, np.ndarray]:
-        """Return the constants of the graph and of its bodies; the keys are their digests."""
+        """Return the constants of the graph, its loops and its branches, by their digests."""
         return {digest(a): a for graph in self.graph.walk() for a in graph.constants.values()}
 
     def to_json(self, *, digests: bool = True) -> dict[str, Any]:

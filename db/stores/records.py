@@ -170,7 +170,7 @@ class SqlRecordStore:
         return self.best_records([key]).get(key)
 
     def best_records(self, keys: Sequence[RecordKey]) -> dict[RecordKey, TuningRecord]:
-        """Return the record that lookups return for each key. Keys without such a record are left out.
+        """Return the record that lookups return for each key; keys without one are left out.
 
         Keys with the same target, threads and numerics are read by one query.
         """

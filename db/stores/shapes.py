@@ -160,7 +160,10 @@ class ShapeStore:
         return found
 
     def coverage(self) -> Sequence[Coverage]:
-        """Count the workloads with a served record, by operator, target and number of threads."""
+        """Count the workloads with a served record, by operator, target and number of threads.
+
+        A served record is the tuning record that lookups return for a workload.
+        """
         of = (_shapes.c.operator, claims.c.target_key, claims.c.threads)
         query = (
             sa.select(*of, sa.func.count(_shapes.c.workload_key.distinct()))
@@ -181,7 +184,7 @@ class ShapeStore:
         numerics: str,
         most: int,
     ) -> list[tuple[float, Relative]]:
-        """Find workloads with the same structure and similar sizes that have a served record.
+        """Find workloads with equal structure and similar sizes for which lookups return a record.
 
         Return at most `most` (distance, workload) pairs, nearest first. The record must have the
         given target, threads and numerics. Exact distances are computed only for a limited number

@@ -354,7 +354,7 @@ def over(
         peel: whether the first and the last full tile get code of their own, outside the loop.
         unroll: whether every tile gets code of its own, without a loop over the tiles.
         granularity: if `body` unrolls the indices within a tile, the number of indices per copy of
-            its code: the vector's lanes along the vector axis, 1 along others. Otherwise 0.
+            its code, such as the lanes of a vector. Otherwise 0.
         tail: how the remaining indices of a dynamic extent are computed.
         clip: loads that must be in bounds. The loop leaves out the indices of the axis for which
             any of these loads is out of bounds. None to run all indices.

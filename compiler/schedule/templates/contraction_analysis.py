@@ -216,7 +216,10 @@ class Contraction:
         return 1 if self._dot(target) is None else self.group
 
     def _dot(self, target: Target) -> DotInstruction | None:
-        """Return the dot-product instruction for the types, in either order; None if none fits."""
+        """Return the target's dot-product instruction for the operands' types, in either order.
+
+        The result is None if the target does not have one.
+        """
         left, right = self.broadcast.dtype, self.streamed.dtype
         sums, lanes = self.problem.reduction.dtype, target.lanes(self.problem.reduction.dtype)
         return target.dot(left, right, sums, lanes) or target.dot(right, left, sums, lanes)

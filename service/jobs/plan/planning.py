@@ -243,7 +243,7 @@ def plan_sizes(
     a default range, which contains its size hints (expected sizes) and the sizes of the samples.
 
     Args:
-        request: the model and its mode.
+        request: the model and its mode (target, threads, numerics and precision).
         dims: the sizes, ranges and size hints of each named dimension.
         observer: receives the graph after each pass.
         timings: receives the seconds of each step.
@@ -365,7 +365,7 @@ def _plan_ranges(
     a plan is yielded for each size hint (expected size) instead.
 
     Args:
-        request: the model and its mode.
+        request: the model and its mode (target, threads, numerics and precision).
         dims: the fixed sizes and the ranges of dimensions that the user gave.
         hinted: the default ranges of the other dimensions, and the size hints.
         empty: the dimensions whose default range begins at 0, such as the length of a cache.
@@ -440,7 +440,7 @@ def _plan_fixed(
     All dimensions of the model were fixed, because no program supports a range of their sizes.
 
     Args:
-        request: the model and its mode.
+        request: the model and its mode (target, threads, numerics and precision).
         numbers: the sizes of the dimensions that the user fixed.
         fitted: the sizes of the other dimensions.
         imported: imports the model at given sizes; used to find new sizes if the model rejects the

@@ -52,7 +52,7 @@ def plan_programs(
     without data-dependent sizes is planned by `plan_sizes`.
 
     Args:
-        request: the model and its mode.
+        request: the model and its mode (target, threads, numerics and precision).
         dims: the sizes, ranges and size hints of each named dimension.
         observer: receives the graph after each pass; not called for segments.
         timings: receives the seconds of each step.
@@ -96,7 +96,7 @@ def _must_be_cut(
     """Whether a model must be divided into several programs, because data determine its sizes.
 
     Args:
-        request: the model and its mode.
+        request: the model and its mode (target, threads, numerics and precision).
         dims: the sizes, ranges and expected sizes of each named dimension.
         error: the error of the import of the whole model.
     """
@@ -124,7 +124,7 @@ def plan_segments(
     compilation shows the range of sizes that it supports.
 
     Args:
-        request: the model and its mode.
+        request: the model and its mode (target, threads, numerics and precision).
         dims: a size or range for each named dimension.
         timings: receives the seconds of each step.
         kernels: the cache of compiled kernels.
@@ -178,7 +178,7 @@ def _beginning(
     This function plans no segment.
 
     Args:
-        request: the model and its mode.
+        request: the model and its mode (target, threads, numerics and precision).
         dims: a size or range for each named dimension.
         timings: receives the seconds of each step.
         kernels: the cache of compiled kernels.
