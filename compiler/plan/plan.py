@@ -173,7 +173,7 @@ def control_step(node: Node, plans: Sequence[GraphPlan]) -> LoopStep | BranchSte
     """Return the step of a loop or branch node.
 
     `plans` are the plans of the graphs (bodies) that the node runs. A loop has one. A branch has
-    two, the first for a true condition.
+    two, the first for a false condition.
     """
     if node.op == "loop":
         form = loop_form(node.attrs)

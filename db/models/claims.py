@@ -81,9 +81,10 @@ class ClaimRow(Base):
 
 
 class ClaimUseRow(Base):
-    """A row that states: the compiled model of a job contains the schedules of a claim.
+    """A row that states: the compiled model of a job relies on a claim.
 
-    A claim is a statement about speed, such as that a schedule is the fastest for its workload.
+    A claim is a statement about speed: that a schedule is the fastest for its workload, or which
+    schedules won a race.
     """
 
     __tablename__ = "claim_uses"

@@ -376,11 +376,12 @@ class ClaimLedger:
     # jobs that are built on claims
 
     def use(self, claim_ids: Collection[str], job_id: str) -> bool:
-        """Record that a job's compiled model contains the schedules of these tuning records.
+        """Record that a job's compiled model relies on these claims (statements about speed).
 
-        `claim_ids` are the ids of the records. Return False, and record nothing, if one of the
-        records was disputed or withdrawn after the job read them. The job must then look up the
-        records again. Otherwise return True.
+        `claim_ids` are ids of tuning records, and of verdicts of races between tuned and default
+        schedules. Return False, and record nothing, if one of the claims was disputed or withdrawn
+        after the job read the claims. The job must then look up the claims again. Otherwise return
+        True.
         """
         names = sorted(set(claim_ids))
         gone_states = [ReviewState.WITHDRAWN.value, ReviewState.DISPUTED.value]
@@ -396,9 +397,9 @@ class ClaimLedger:
         return True
 
     def leave(self, claim_ids: Collection[str], job_id: str) -> None:
-        """Delete the entries which state that a job's compiled model contains certain schedules.
+        """Record that a job's compiled model does not rely on these claims (statements about speed).
 
-        The method `use` added these entries. `claim_ids` are the ids of the schedules' records.
+        This deletes entries that `use` added. `claim_ids` are ids of tuning records or verdicts.
         """
         with changing(self._engine) as connection:
             for some in chunks(sorted(set(claim_ids))):
@@ -406,9 +407,9 @@ class ClaimLedger:
                 connection.execute(sa.delete(_uses).where(chosen))
 
     def uses(self, claim_id: str) -> Sequence[str]:
-        """Return the ids of the jobs whose compiled models contain the schedule of a tuning record.
+        """Return the ids of the jobs whose compiled models rely on a claim (statement about speed).
 
-        `claim_id` is the id of the record.
+        `claim_id` is the id of a tuning record, or of the verdict of a race.
         """
         query = sa.select(_uses.c.job_id).where(_uses.c.claim_id == claim_id)
         with reading(self._engine) as connection:
