@@ -397,7 +397,7 @@ class ClaimLedger:
         return True
 
     def leave(self, claim_ids: Collection[str], job_id: str) -> None:
-        """Record that a job's compiled model does not rely on these claims (statements about speed).
+        """Record that a job's compiled model does not rely on these claims about speed.
 
         This deletes entries that `use` added. `claim_ids` are ids of tuning records or verdicts.
         """
