@@ -98,11 +98,14 @@ def optimise(
         without: names of passes that do not run.
         factor: maps a stored integer type to the type in which the target multiplies it, or to None
             if the target does not multiply it as an integer.
-        enough: the number of cheap operations that take as long as a lookup of 8-bit elements in a
-            table (`Target.lookup_operations`), or None if no number of them does.
-        stored: the type in which the pass `mixed_precision` stores values; float32 omits the pass.
-            Bodies of control flow do not use `stored`. If all products of a graph or body have
-            factors of one 16-bit float type, that type replaces `stored`.
+        enough: a function with more than this number of cheap operators is replaced by a lookup in
+            a table (pass `lookup_tables`). It is the number of cheap operations that take as long
+            as the lookup (`Target.lookup_operations`). None if cheap operators are never replaced,
+            however many they are.
+        stored: the type in which the pass `mixed_precision` stores values. With float32, the pass
+            does not run. Bodies of control flow are always optimised with float32. If all products
+            of a graph or body have factors of one 16-bit float type, the pass stores values in that
+            type instead.
         repeated: whether the graph is the body of a loop. The pass `mixed_precision` then stores
             only factors of products in 16 bits.
 
