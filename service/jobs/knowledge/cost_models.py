@@ -7,15 +7,15 @@ versions are evaluated on the same trials.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.target import Target
-from tilewright.db.errors import NotFoundError, StorageError
+from tilewright.db.errors import DatabaseError, NotFoundError, StorageError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.cost_models import StoredCostModel
 from tilewright.tuner.analysis.features import FEATURE_VERSION
@@ -23,6 +23,9 @@ from tilewright.tuner.cost_model.dataset import samples_of
 from tilewright.tuner.cost_model.metrics import Scores
 from tilewright.tuner.cost_model.training import judge, train_base_model
 from tilewright.tuner.cost_model.xgboost import XGBoostModel
+
+_Stored = TypeVar("_Stored")
+_Parsed = TypeVar("_Parsed")
 
 
 def _log() -> Any:
@@ -61,6 +64,17 @@ class Trained:
         return self.model.promoted_at is not None
 
 
+@dataclass(frozen=True, slots=True)
+class Untrained:
+    """Training that ended early because the database or the disk failed.
+
+    Attributes:
+        reason: the message of the error.
+    """
+
+    reason: str
+
+
 def base_model(storage: Storage, target_key: str) -> bytes:
     """Return the bytes of a target's promoted cost model, from which tuning runs start.
 
@@ -87,18 +101,24 @@ def train_cost_model(storage: Storage, target_key: str, seed: int = 0) -> Traine
     The version is promoted if it ranks the candidates of held-out tasks better than the version
     promoted before.
 
+    Trials are left out if the database lacks their target or workload, or if this release cannot
+    read it.
+
     Returns:
         the version and its scores; None if the target has too few tasks.
 
     Raises:
-        NotFoundError: if nothing was ever tuned for the target.
         StorageError: if the disk is full.
     """
+    known = _targets(storage)
+    own = known.get(target_key)
+    if own is None:
+        return None
     counts = storage.records.count_by_target(CODEGEN_VERSION)
-    targets = _relatives(storage, target_key)
+    targets = {key: target for key, target in known.items() if target.arch == own.arch}
     trials = storage.records.newest_trials(list(targets), CODEGEN_VERSION, MOST_TRIALS)
     texts = storage.workloads.workloads(list({trial.key.workload_key for trial in trials}))
-    workloads = {key: Workload.parse(text) for key, text in texts.items()}
+    workloads = _readable(texts, Workload.parse)
     samples = samples_of(trials, workloads.get, targets.get)
     trained = train_base_model(samples, target_key, seed)
     if trained is None:
@@ -125,33 +145,48 @@ def train_cost_model(storage: Storage, target_key: str, seed: int = 0) -> Traine
 def due_targets(storage: Storage, new_trials: int) -> list[str]:
     """Return the keys of the targets whose cost model should be trained again.
 
-    A target is due if at least `new_trials` trials were stored since its last training.
+    A target is due if at least `new_trials` trials were stored since its last training. Targets
+    that the database does not describe, or whose description this release cannot read, are left
+    out.
     """
     seen: dict[str, int] = {}
     for model in storage.cost_models.list():
         seen[model.target_key] = max(seen.get(model.target_key, 0), model.trials)
     counts = storage.records.count_by_target(CODEGEN_VERSION)
-    return sorted(key for key, count in counts.items() if count - seen.get(key, 0) >= new_trials)
+    return sorted(
+        key
+        for key in _targets(storage).keys() & counts.keys()
+        if counts[key] - seen.get(key, 0) >= new_trials
+    )
 
 
-def train_due(storage: Storage, new_trials: int) -> list[Trained]:
+def train_due(storage: Storage, new_trials: int) -> list[Trained | Untrained]:
     """Train a new cost model for each target of `due_targets`, and return the new versions.
 
-    Nothing is trained if `new_trials` is 0.
+    Nothing is trained if `new_trials` is 0. If the database or the disk fails, the training ends
+    and the last result is an `Untrained`: a cost model is optional, so the caller continues.
     """
     if not new_trials:
         return []
-    found = []
-    for key in due_targets(storage, new_trials):
-        trained = train_cost_model(storage, key)
-        if trained is not None:
-            _log().info("cost model", target=key, result=describe(trained))
-            found.append(trained)
+    found: list[Trained | Untrained] = []
+    try:
+        for key in due_targets(storage, new_trials):
+            trained = train_cost_model(storage, key)
+            if trained is not None:
+                _log().info("cost model", target=key, result=describe(trained))
+                found.append(trained)
+    except DatabaseError as error:
+        found.append(Untrained(str(error)))
     return found
 
 
-def describe(trained: Trained) -> str:
-    """Return a line of text about a new version: its training data, scores and promotion."""
+def describe(trained: Trained | Untrained) -> str:
+    """Return a line of text about a new version: its training data, scores and promotion.
+
+    For an `Untrained`, the line has the reason.
+    """
+    if isinstance(trained, Untrained):
+        return f"no cost model was trained: {trained.reason}"
     scores, chance = trained.scores, trained.model.chance
     text = (
         f"cost model, version {trained.model.version}: {trained.model.rows} rows of "
@@ -164,24 +199,20 @@ def describe(trained: Trained) -> str:
     return f"{text}; {'promoted' if trained.promoted else 'not promoted'}"
 
 
-def _relatives(storage: Storage, target_key: str) -> Mapping[str, Target]:
-    """Return all stored targets of the same architecture, such as x86-64, by key.
-
-    Targets of earlier releases are left out.
-    """
-    own = _target(storage, target_key)
-    found = {key: _target(storage, key) for key in storage.workloads.targets()}
-    return {
-        key: target
-        for key, target in found.items()
-        if target is not None and (own is None or target.arch == own.arch)
-    }
+def _targets(storage: Storage) -> Mapping[str, Target]:
+    """Return the stored targets whose description this release can read, by key."""
+    descriptions = {key: storage.workloads.target(key)[1] for key in storage.workloads.targets()}
+    return _readable(descriptions, Target.from_json)
 
 
-def _target(storage: Storage, key: str) -> Target | None:
-    """Return the stored target with a key; None if this release cannot read its description."""
-    _, description = storage.workloads.target(key)
-    try:
-        return Target.from_json(description)
-    except CompilerError:
-        return None
+def _readable(
+    stored: Mapping[str, _Stored], parse: Callable[[_Stored], _Parsed]
+) -> dict[str, _Parsed]:
+    """Parse the values of a mapping. Leave out the values that `parse` rejects."""
+    found = {}
+    for key, value in stored.items():
+        try:
+            found[key] = parse(value)
+        except CompilerError:
+            continue  # stored by another release
+    return found

@@ -27,7 +27,7 @@ from tilewright.db.stores.sweeps import CLAIMS, TERM_SECONDS
 from tilewright.service.jobs.device.waiting import match_jobs
 from tilewright.service.jobs.evidence.bounded_verification import verification_limits
 from tilewright.service.jobs.evidence.weak_records import WeakRecords
-from tilewright.service.jobs.knowledge.cost_models import train_due
+from tilewright.service.jobs.knowledge.cost_models import Untrained, train_due
 from tilewright.service.jobs.pipeline.job_run import JobRun
 from tilewright.service.jobs.pipeline.run_job import JobContext
 from tilewright.service.jobs.plan.bounded_planning import planning_limits
@@ -179,9 +179,9 @@ class TunerProcess:
             next job.
         """
         try:
-            train_due(self._storage, self._settings.cost_model_trials)
-        except DatabaseError as error:
-            log.warning("cost model not trained", error=str(error))
+            for trained in train_due(self._storage, self._settings.cost_model_trials):
+                if isinstance(trained, Untrained):
+                    log.warning("cost model not trained", error=trained.reason)
         except Exception as error:
             # a cost model is optional: jobs continue without one
             log.error("bug", exc_info=error)

@@ -4,6 +4,7 @@ from."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -22,11 +23,15 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
+from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.storage import Storage
 from tilewright.db.stores.cost_models import CostModelState
 from tilewright.db.stores.tokens import Scope
 from tilewright.service.cli import run
+from tilewright.service.jobs.knowledge import cost_models
 from tilewright.service.jobs.knowledge.cost_models import (
+    Trained,
+    Untrained,
     base_model,
     describe,
     due_targets,
@@ -86,10 +91,15 @@ def drawn(target: Target, number: int) -> tuple[Workload, list[Schedule]]:
 
 
 def fill(
-    storage: Storage, target: Target, tasks: range, chance: random.Random | None = None
+    storage: Storage,
+    target: Target,
+    tasks: range,
+    chance: random.Random | None = None,
+    described: bool = True,
 ) -> None:
     """Trials of some products; with `chance` their times are random."""
-    storage.workloads.put_target(target.key, target.name, target.to_json())
+    if described:
+        storage.workloads.put_target(target.key, target.name, target.to_json())
     for number in tasks:
         workload, schedules = drawn(target, number)
         storage.workloads.put_workloads({workload.key: workload.text()})
@@ -163,11 +173,55 @@ def test_training_is_due_after_enough_new_trials(storage: Storage, target: Targe
     assert due_targets(storage, count + 1) == []
     assert train_due(storage, 0) == []
     assert due_targets(storage, count) == [target.key]
-    assert [trained.promoted for trained in train_due(storage, count)] == [True]
+    (trained,) = train_due(storage, count)
+    assert isinstance(trained, Trained) and trained.promoted
     assert due_targets(storage, 1) == []
     fill(storage, target, range(TASKS, TASKS + 1))
     assert due_targets(storage, TRIALS + 1) == []
     assert due_targets(storage, TRIALS) == [target.key]
+
+
+def test_trials_of_undescribed_and_unreadable_targets_are_left_out(
+    storage: Storage, target: Target
+) -> None:
+    """Training works on the rest, and the target without a description has no model."""
+    fill(storage, target, range(TASKS))
+    alone = train_cost_model(storage, target.key)
+    undescribed, unreadable = target.with_vector_bits(128), replace(target, abi="newer")
+    fill(storage, undescribed, range(TASKS), described=False)
+    storage.workloads.put_target(unreadable.key, "newer", {"of": "a newer release"})
+    fill(storage, unreadable, range(TASKS), described=False)
+    for key in (undescribed.key, unreadable.key):
+        assert train_cost_model(storage, key) is None
+    assert due_targets(storage, 1) == []
+    again = train_cost_model(storage, target.key)
+    assert alone is not None and again is not None and again.scores == alone.scores
+
+
+def test_trials_of_unreadable_workloads_are_left_out(storage: Storage, target: Target) -> None:
+    fill(storage, target, range(TASKS))
+    alone = train_cost_model(storage, target.key)
+    storage.workloads.put_workloads({"0" * 64: "a workload of another release"})
+    schedule = drawn(target, 0)[1][0]
+    measured = Measurement(Status.OK, samples_seconds=(1e-3,))
+    key = RecordKey("0" * 64, target.key)
+    storage.records.add_trials(
+        [Trial("odd", key, schedule, measured, codegen_version=CODEGEN_VERSION)]
+    )
+    again = train_cost_model(storage, target.key)
+    assert alone is not None and again is not None and again.scores == alone.scores
+
+
+def test_a_full_disk_ends_the_training_as_a_result(
+    storage: Storage, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("the disk is full", StorageKind.FULL)
+
+    fill(storage, target, range(TASKS))
+    monkeypatch.setattr(cost_models, "train_cost_model", full)
+    assert train_due(storage, 1) == [failed := Untrained("the disk is full")]
+    assert describe(failed) == "no cost model was trained: the disk is full"
 
 
 def test_a_model_of_another_release_is_not_used(
@@ -248,7 +302,7 @@ def test_the_command_line(
     storage: Storage, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["cost-model", "train"]) == 1
-    assert target.key in capsys.readouterr().err
+    assert "target 'host' has too few tuned tasks" in capsys.readouterr().err
     fill(storage, target, range(TASKS))
     assert run(["cost-model", "train", "--target", "host"]) == 0
     assert "promoted" in capsys.readouterr().out
