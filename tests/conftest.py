@@ -35,6 +35,12 @@ def _choose_temporary_folder() -> None:
 
 _choose_temporary_folder()
 
+# No test reads or writes the data of the user who runs it.
+_data_folder = tempfile.TemporaryDirectory(prefix="tilewright-tests-")
+os.environ["TILEWRIGHT_DATA_FOLDER"] = _data_folder.name
+for variable in ("TILEWRIGHT_DATABASE_URL", "TILEWRIGHT_BLOB_URL"):
+    os.environ.pop(variable, None)
+
 # generated files are as their sources are now, also where the package was installed before a change
 for _generator in ("service/client/generate.py", "tuner/protocol/generate.py"):
     runpy.run_path(str(Path(__file__).parents[1] / _generator), run_name="__main__")

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.buckets import serve_bucket, use_bucket
-from tilewright.service.settings import Settings
+from tilewright.service.settings import Settings, default_data_folder
 from tilewright.service.storage import open_storage
+
+
+def test_tests_do_not_use_the_data_folder_of_the_user() -> None:
+    default = Settings()
+    assert not default.data_folder.is_relative_to(default_data_folder())
+    assert (default.database_url, default.blob_url) == ("", "")
 
 
 def test_the_setting_names_the_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
