@@ -16,6 +16,7 @@ import structlog
 from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tokens import Scope, new_secret
+from tilewright.service.bearer import is_token
 from tilewright.service.settings import Settings
 
 log = structlog.get_logger("tilewright.embedded")
@@ -112,7 +113,7 @@ def _read(path: Path) -> str:
         ) from error
     except UnicodeDecodeError:
         secret = ""
-    if not secret or not secret.isprintable() or " " in secret:
+    if not is_token(secret):
         # an empty token would give access to everybody
         raise StorageError(
             f"the token file '{path}' holds no token: remove it, and a new one is made",

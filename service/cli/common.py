@@ -152,10 +152,11 @@ def connect(server: str | None, token: str | None) -> Iterator[Client]:
     None selects the URL or token of the settings.
 
     Raises:
-        UserError: if the URL is empty or invalid.
+        UserError: if the URL is empty or invalid, or the token cannot be sent.
         RefusedError: if the service refuses a request. If it does not accept the token, the message
             names the source of the token.
     """
+    from tilewright.service.bearer import TOKEN_FORM, is_token
     from tilewright.service.client import Client
     from tilewright.service.client.errors import RefusedError
     from tilewright.service.embedded import client_token
@@ -167,6 +168,11 @@ def connect(server: str | None, token: str | None) -> Iterator[Client]:
         )
     if not settings.server.startswith(("http://", "https://")):
         raise UserError(f"--server '{settings.server}' is not an http or https URL")
+    source = "TILEWRIGHT_TOKEN" if token is None else "--token"
+    creation = "`tilewright token create NAME --scope SCOPE` on the service makes one"
+    if settings.token and not is_token(settings.token):
+        # the value, which may be a secret, is not printed
+        raise UserError(f"{source} is not a token, which is {TOKEN_FORM}; {creation}")
     try:
         with Client(settings.server, client_token(settings)) as client:
             yield client
@@ -174,14 +180,12 @@ def connect(server: str | None, token: str | None) -> Iterator[Client]:
         if error.status != UNAUTHORIZED:
             raise
         if settings.token:
-            source = "TILEWRIGHT_TOKEN" if token is None else "--token"
             remedy = f"{source} gave it"
         elif settings.token_file.exists():
             remedy = f"'{settings.token_file}' is the token file"
         else:
             remedy = f"neither a token nor the token file '{settings.token_file}' exists"
-        remedy += "; `tilewright token create NAME --scope SCOPE` on the service makes one"
-        detail = f"{error.problem.detail}: {remedy}"
+        detail = f"{error.problem.detail}: {remedy}; {creation}"
         problem = error.problem.model_copy(update={"detail": detail})
         raise RefusedError(problem, error.retry_seconds) from error
 

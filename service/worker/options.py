@@ -15,6 +15,7 @@ from tilewright.compiler.package import package_version
 from tilewright.compiler.targets.core_kinds import ranges_text
 from tilewright.compiler.targets.detection import core_kinds, core_label, core_name
 from tilewright.compiler.targets.device import available_cores
+from tilewright.service.bearer import TOKEN_FORM, is_token
 from tilewright.tuner.measure.harness.driver import SANDBOX_USERS
 
 
@@ -96,7 +97,7 @@ def parse_arguments(
         environment: the environment variables.
         root: the folder that contains `proc` and `sys`.
     """
-    parser = _Parser("tilewright-worker", description="Measure candidates.")
+    parser = _Parser("tilewright-worker", description="Measure candidates.", allow_abbrev=False)
     parser.add_argument(
         "--server",
         default=environment.get("TILEWRIGHT_SERVER", ""),
@@ -179,13 +180,20 @@ def parse_arguments(
         "--version", action="version", version=f"tilewright-worker {package_version()}"
     )
     given = parser.parse_args(arguments)
-    token = given.token
+    token, source = given.token, "--token (or TILEWRIGHT_TOKEN)"
     if given.token_file is not None:
+        source = f"the token file '{given.token_file}'"
         try:
             token = given.token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it holds no text"
-            parser.error(f"the token file '{given.token_file}' cannot be read: {reason}")
+            parser.error(f"{source} cannot be read: {reason}")
+    if (token or given.token_file is not None) and not is_token(token):
+        # the content, which may be a secret, is not printed
+        parser.error(
+            f"{source} does not contain a token, which is {TOKEN_FORM}; "
+            "`tilewright token create NAME --scope measure` on the service makes one"
+        )
     if not given.check and not given.server:
         parser.error("the service's address is empty: give --server URL, or set TILEWRIGHT_SERVER")
     if not given.check and not given.server.startswith(("http://", "https://")):

@@ -272,6 +272,16 @@ def test_a_list_without_jobs_says_so(capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out) == []
 
 
+@pytest.mark.parametrize("token", ["zwo\nlines", "zwo words", "caf\u00e9"])
+def test_a_token_that_cannot_be_sent_is_not_printed(
+    token: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(["job", "list", "--token", token]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: --token is not a token, which is one line of printable ASCII")
+    assert token[:3] not in said
+
+
 @pytest.mark.parametrize("source", ["--token", "TILEWRIGHT_TOKEN", "file", "none"])
 def test_a_wrong_token_is_named_by_its_source_with_a_remedy(
     source: str,

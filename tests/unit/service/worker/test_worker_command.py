@@ -28,6 +28,7 @@ COMMON = ("--server", "http://x", "--token", "t")
         (["--server", "ftp://x", "--token", "t"], "is not an http or https URL"),
         (["--server", "http://x"], "--token or --token-file"),
         (["--server", "http://x", "--token-file", "/no/such"], "cannot be read"),
+        (["--server", "http://x", "--token", "a\nb"], "--token (or TILEWRIGHT_TOKEN) does not"),
         (["--server", "http://x", "--token", "t", "--cache-mib", "0"], "at least 1"),
         ([*COMMON, "--sandbox-mib", "12"], "at least 64"),
         ([*COMMON, "--sandbox-mib", "-1"], "at least 64"),
@@ -39,6 +40,7 @@ COMMON = ("--server", "http://x", "--token", "t")
         ([*COMMON, "--cores", "60000"], "may not run on 60000; it may on 0-2,5"),
         ([*COMMON, "--service-key", "c2hvcnQ="], "'c2hvcnQ=' is no public key"),
         ([*COMMON, "--service-key", "?"], "'?' is no public key"),
+        ([*COMMON, "--service", "c2hvcnQ="], "unrecognized arguments: --service"),
         ([*COMMON, "-q", "-v"], "not allowed with argument -q/--quiet"),
     ],
 )
@@ -53,6 +55,20 @@ def test_wrong_usage_is_one_sentence(
         parse_arguments(arguments, {})
     assert ended.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["secret\nother\n", "secret other", "secret\x07", ""])
+def test_a_token_file_without_a_token_is_named_and_its_content_is_not(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(content)
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(["--server", "http://x", "--token-file", str(file)], {})
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1
+    assert f"the token file '{file}' does not contain a token, which is one line of" in said
+    assert "secret" not in said
 
 
 def test_options_come_from_the_environment(tmp_path: Path) -> None:
