@@ -7,7 +7,7 @@ Every message is one sentence that names the cause, and can be shown to a user u
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 NOT_IMPLEMENTED = "not implemented"
@@ -107,8 +107,12 @@ def suggestion(name: object, known: Iterable[str]) -> str:
 
     It lists the names in `known` that resemble `name`; without such names, it is empty.
     """
-    near = difflib.get_close_matches(str(name), list(known))
-    return "; did you mean " + " or ".join(f"'{each}'" for each in near) + "?" if near else ""
+    return did_you_mean(difflib.get_close_matches(str(name), list(known)))
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """Return the hint "; did you mean 'a' or 'b'?", or an empty text without names."""
+    return "; did you mean " + " or ".join(f"'{each}'" for each in names) + "?" if names else ""
 
 
 def unknown_choice(what: str, given: object, known: Iterable[str]) -> str:

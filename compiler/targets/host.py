@@ -6,12 +6,18 @@ Only this module compares targets with the host. A job of the service uses
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 
-from tilewright.compiler.errors import CompilerError, UnknownTargetError, suggestion
+from tilewright.compiler.errors import CompilerError, UnknownTargetError, did_you_mean
 from tilewright.compiler.targets.detection import best_target, this_device
 from tilewright.compiler.targets.families import family_of
 from tilewright.compiler.targets.target import Target, known_targets
+
+MOST_NEAR = 4
+"""The largest number of targets that an error message suggests."""
 
 
 @cache
@@ -55,14 +61,38 @@ def resolve_target(name: str) -> Target:
         target = known[base]
     else:
         raise UnknownTargetError(
-            f"unknown target '{base}': `tilewright show targets` lists all {len(known)}"
-            f"{suggestion(base, ['host', *known])}"
+            f"unknown target '{base}': 'host' is this machine, and `tilewright show targets` lists "
+            f"all {len(known)}{did_you_mean(_near(base, known))}"
         )
     if not colon:
         return target
     if not (bits.isascii() and bits.isdecimal() and len(bits) <= 9):
         raise UnknownTargetError(f"target '{name}': '{bits}' is not a number of bits")
     return target.with_vector_bits(int(bits))
+
+
+def _near(name: str, known: Mapping[str, Target]) -> Sequence[str]:
+    """Return names of targets that the user may have meant with an unknown name.
+
+    For a CPU feature, such as `avx2`, they are the targets with the fewest features that have it,
+    one per architecture. Otherwise, they are the names that resemble `name`, contain it, or
+    resemble it apart from the digits: `apple-m1` for `m1`, `znver4` for `zen9`.
+    """
+
+    def masked(text: str) -> str:
+        return re.sub(r"\d+", "0", text)
+
+    present = {each: {f for f in known[each].features if f.startswith("+")} for each in known}
+    smallest: dict[str, Target] = {}
+    for each in sorted(known, key=lambda each: len(present[each])):
+        if f"+{name.lower()}" in present[each]:
+            smallest.setdefault(known[each].arch, known[each])
+    if smallest:
+        return [target.name for target in smallest.values()]
+    near = get_close_matches(name, ["host", *known])
+    containing = [each for each in known if name and name in each]
+    alike = get_close_matches(masked(name), {masked(each) for each in known})
+    return near or (containing or [each for each in known if masked(each) in alike])[:MOST_NEAR]
 
 
 def runs_here(target: Target) -> bool:

@@ -119,7 +119,15 @@ def test_narrowed_vectors_keep_the_instruction_set() -> None:
         ("znver4:wide", "'wide' is not a number"),
         ("znver4:", "is not a number"),
         ("", "unknown target ''"),
-        ("zen4", r"'zen4': `tilewright show targets` lists all \d+; did you mean 'znver4'"),
+        (
+            "native",
+            r"'native': 'host' is this machine, and `tilewright show targets` lists all \d+$",
+        ),
+        ("m1", r"; did you mean 'apple-m1'\?"),
+        ("zen4", r"lists all \d+; did you mean 'znver4'\?"),
+        ("zen9", r"; did you mean 'znver2' or .*'znver5'\?"),  # as if it were any digit
+        ("avx2", r"; did you mean 'x86-64-v3'\?"),  # the least target with the feature
+        ("NEON", r"; did you mean 'aarch64' or 'armv7'\?"),
         ("cortexa76:64", "'cortexa76': .* did you mean 'cortex-a76' or "),
     ],
 )
