@@ -145,6 +145,11 @@ def existing_path(path: Path) -> Path:
     return path
 
 
+def may_be_id(text: str) -> bool:
+    """Whether a text can be the id or key of a stored object, or a prefix: hexadecimal digits."""
+    return set(text) <= set("0123456789abcdef")
+
+
 @contextmanager
 def connect(server: str | None, token: str | None) -> Iterator[Client]:
     """Yield a client of the service at the URL `server`.

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewright.service.cli.common import JsonOption, ServerOption, TokenOption, UserError, connect
+from tilewright.service.cli.common import (
+    JsonOption,
+    ServerOption,
+    TokenOption,
+    UserError,
+    connect,
+    may_be_id,
+)
 from tilewright.service.cli.terminal import console, say_json
 
 if TYPE_CHECKING:
@@ -86,7 +93,8 @@ def _side(given: str, client: Callable[[], Client]) -> ComparedSide:
         client: returns a client of the service. It is called only for a job.
 
     Raises:
-        UserError: if `given` is a file, or is neither a folder nor a job of the service.
+        UserError: if `given` is a file, or is neither a folder nor a job of the service. No request
+            is sent for a text that cannot be an id.
     """
     from tilewright.service.client import NotKnownError
     from tilewright.service.difference import side_of_artifact, side_of_job
@@ -98,6 +106,8 @@ def _side(given: str, client: Callable[[], Client]) -> ComparedSide:
         return side_of_artifact(read_artifact(folder), _timed(folder))
     if folder.exists():
         raise UserError(f"'{given}' is a file: give an artifact's folder, or a job")
+    if not may_be_id(given):
+        raise UserError(f"no such file or folder, and no job of that name: '{given}'")
     try:
         return side_of_job(client().job(given), client().tasks(given))
     except NotKnownError as error:

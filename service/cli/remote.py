@@ -22,6 +22,7 @@ from tilewright.service.cli.common import (
     UserError,
     connect,
     existing_file,
+    may_be_id,
 )
 from tilewright.service.cli.given import SamplesOption, given_inputs, upload_samples
 from tilewright.service.cli.options import DEFAULTS, JOB_DEFAULTS, QUEUE_DEFAULTS
@@ -336,7 +337,7 @@ def find_records(
     from tilewright.service.show.text import schedule_text
 
     path = Path(what)
-    is_key = set(what) <= set("0123456789abcdef") and not path.exists()
+    is_key = may_be_id(what) and not path.exists()
     with connect(server, token) as client:
         if is_key:
             if len(what) < KEY_LENGTH:

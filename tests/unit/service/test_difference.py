@@ -146,6 +146,9 @@ def test_two_artifacts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "matmul +relu 2x4" in capsys.readouterr().out
     assert run("diff", tmp_path / "a", model) == 1
     assert "is a file: give an artifact's folder, or a job" in capsys.readouterr().err
+    assert run("diff", "x", tmp_path / "a", "--server", "http://127.0.0.1:9") == 1
+    said = capsys.readouterr().err
+    assert said == "error: no such file or folder, and no job of that name: 'x'\n"
     assert run("diff", tmp_path / "a", "5f", "--server", "http://127.0.0.1:9") == 1
     assert "does not answer" in capsys.readouterr().err
 
