@@ -58,7 +58,7 @@ class ArtifactWriter:
 
     def __init__(self, path: str | Path) -> None:
         self._path = check_destination(path)
-        self._staging = self._path.parent / f".{self._path.name}.{secrets.token_hex(4)}"
+        self._staging = _staging_folder(self._path)
 
     def __enter__(self) -> ArtifactWriter:
         with _writing(self._path):
@@ -167,12 +167,25 @@ def check_destination(path: str | Path) -> Path:
                 raise ArtifactError(f"cannot write artifact '{path}': '{folder}' is a file")
         if path.exists() and (reason := _hindrance(path)):
             raise ArtifactError(f"'{path}' {reason}, it is not replaced")
-        path.parent.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise _not_written(path, error) from error
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ArtifactError(f"cannot write artifact '{path}': '{path.parent}' may not be written")
+    above = next(folder for folder in path.parents if folder.exists())
+    staging = _staging_folder(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staging.mkdir()  # permissions do not tell everything, such as for /proc
+        staging.rmdir()
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot write artifact '{path}': no folder can be created in '{above}' "
+            f"({error.strerror}); choose another destination"
+        ) from error
     return path
+
+
+def _staging_folder(path: Path) -> Path:
+    """Return a new name for the temporary folder in which the artifact for `path` is written."""
+    return path.parent / f".{path.name}.{secrets.token_hex(4)}"
 
 
 @contextmanager

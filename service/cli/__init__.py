@@ -94,7 +94,7 @@ def _run(arguments: Sequence[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # of a private module
             say(error.format_message())
         elif sentence := error.format_message():
-            _complain(sentence.replace(VALUE_ERROR, "") + _given(error))
+            _complain(sentence.replace(VALUE_ERROR, "") + _given(error, sentence))
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         _complain("interrupted")
@@ -155,16 +155,17 @@ def _validation(error: Exception) -> str:
     return f"{field}: {first['msg'].removeprefix(VALUE_ERROR)}"
 
 
-def _given(error: TyperException) -> str:
+def _given(error: TyperException, sentence: str) -> str:
     """Return ", not 'VALUE'", the end of a usage error's message. VALUE is what the user typed.
 
-    Return "" if the error is not about the type or the limits of a value.
+    Return "" if the message `sentence` names the value, or if the error is not about the type or
+    the limits of a value.
     """
     cause = error.__cause__
     if cause is None or "errors" not in dir(cause):  # pydantic's error, without its import
         return ""
     value = cause.errors()[0]["input"]  # type: ignore[attr-defined]
-    return f", not '{value}'" if isinstance(value, str) else ""
+    return f", not '{value}'" if isinstance(value, str) and f"'{value}'" not in sentence else ""
 
 
 def _warn(

@@ -484,6 +484,21 @@ def test_two_programs_with_ranges_are_refused(tmp_path: Path, save: Callable[...
         read_artifact(tmp_path / "two.tw")
 
 
+@pytest.mark.parametrize("path", ["/proc/out", "/proc/new/out"])
+def test_a_folder_that_takes_no_folders_is_refused_with_a_remedy(path: str) -> None:
+    """Even root cannot create a folder there, though its permissions say so."""
+    expected = (
+        rf"^cannot write artifact '{path}': no folder can be created in '/proc' \(.*\); choose"
+    )
+    with pytest.raises(ArtifactError, match=expected):
+        check_destination(path)
+
+
+def test_a_destination_is_checked_without_a_trace(tmp_path: Path) -> None:
+    check_destination(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_among_the_parents_of_a_destination_is_named(tmp_path: Path) -> None:
     (tmp_path / "afile").touch()
     with pytest.raises(ArtifactError, match=r"cannot write artifact '.*out': '.*afile' is a file$"):

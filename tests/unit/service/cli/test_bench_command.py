@@ -263,3 +263,9 @@ def test_times_are_given_as_json(
     assert told["largest_error"] < 1e-6
     (served,) = told["served"]
     assert (served["workloads"], served["workloads_known"]) == (2, 0)  # of one row, and of more
+
+
+def test_an_unknown_engine_is_named_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", model, "--against", "tensorrt") == 2
+    said = capsys.readouterr().err
+    assert said.count("'tensorrt'") == 1 and "'onnxruntime', 'openvino'" in said
