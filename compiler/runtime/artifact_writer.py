@@ -173,7 +173,7 @@ def check_destination(path: str | Path) -> Path:
     staging = _staging_folder(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        staging.mkdir()  # permissions do not tell everything, such as for /proc
+        staging.mkdir()  # the permissions of /proc allow root more than the kernel does
         staging.rmdir()
     except OSError as error:
         raise ArtifactError(
