@@ -1,33 +1,33 @@
-# Every target sets up what it misses. `make demo` and `make test` are the two to know.
+# Every target installs its own requirements into .venv. Start with `make demo` and `make test`.
 #
-#   setup         a virtual environment in .venv with tilewright and all it needs to run
+#   setup         a virtual environment in .venv with tilewright and its dependencies
 #   demo          start the service and a worker, tune two models, compare with ONNX Runtime;
-#                 KEEP=1 goes on serving, with the dashboard
+#                 KEEP=1 keeps the service and its dashboard running
 #   test          the test suite
-#   test-all      also the groups that test and check leave out while their sources are unchanged (tests/unchanged.py);
-#                 it records the groups without a failure in tests/unchanged.json, to be committed
-#   docs          the documentation as pages, in build/site; a dead link is an error
-#   reference     docs/reference anew, from the code
-#   typescript    the types of clients/typescript, from the service's description, by npm
-#   wheels        wheels of every architecture into dist/, by zig (ARGS="--only aarch64")
+#   test-all      the test suite with the groups that test and check skip while their sources are unchanged
+#                 (tests/unchanged.py); records the passing groups in tests/unchanged.json: commit this file
+#   docs          the documentation as web pages in build/site; a dead link is an error
+#   reference     regenerate docs/reference from the code
+#   typescript    generate the types of clients/typescript from the OpenAPI description, with npm
+#   wheels        wheels for every architecture into dist/, built with zig (ARGS="--only aarch64")
 #   release       sdist and wheels of the commit's version into dist/, each checked in a new environment
-#   test-devices  jobs on emulated machines alone; their parts are fetched once
-#   check         formatter, linter, English, type checker, tests: .ci/run runs it
+#   test-devices  only the jobs on emulated machines, whose files are downloaded once
+#   check         formatter, linter, English, type checker, tests; .ci/run calls it
 #   prose         check the English of the paths in deploy/prose.toml and of changed passages
 #                 (ARGS=docs/tuning.md lists the candidates of a file)
-#   fuzz          property tests and random graphs with other examples, and many (ARGS=tests/unit/loops);
-#                 what fails is kept in tests/cases
-#   format        rewrite the sources as the formatter and the linter want them
-#   collection    tune each of the models that people have for 20 s, under 8 GiB; one report, which a
-#                 stopped run goes on with (ARGS="--groups quantised light-models --limit 5")
-#   collection-commands  every other command on 40 of them, each under 60 s and 8 GiB
-#   collection-service  such models through a service with a worker: tuned, cancelled in each phase, with the
-#                 tuner killed, beside large ones (ARGS="--parts cancel kill")
-#   digests       say for which models and targets other code, plans, programs or schedules come out than
-#                 benchmarks/data/digests.txt says (ARGS=--update writes that, ARGS="--models bert" compares one)
+#   fuzz          property tests and random graphs with many new examples (ARGS=tests/unit/loops);
+#                 failing examples are saved in tests/cases
+#   format        apply the formatter and the automatic fixes of the linter
+#   collection    tune each downloaded model for 20 s with at most 8 GiB, and write one report; a stopped run
+#                 resumes (ARGS="--groups quantised light-models --limit 5")
+#   collection-commands  run every other command on 40 of these models, with at most 60 s and 8 GiB each
+#   collection-service  tune these models through a service with a worker: cancel jobs in each phase, kill the
+#                 tuner, add large models (ARGS="--parts cancel kill")
+#   digests       list the models and targets whose code, plans, programs or schedules differ from
+#                 benchmarks/data/digests.txt (ARGS=--update rewrites it, ARGS="--models bert" compares one model)
 #   bench         race the models against ONNX Runtime (ARGS="--models resnet50 vgg19")
-#   mutants       put small mistakes into a package and see which no test notices (ARGS=compiler/passes)
-#   clean         remove everything that a target here has made
+#   mutants       put small mistakes into a package and list those that no test detects (ARGS=compiler/passes)
+#   clean         remove all files that these targets create
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -35,17 +35,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 STAMPS := $(VENV)/stamps
-# Twice as many as there are cores: many tests wait for a process, a lease or a browser.
+# Twice the number of cores, at most 8: many tests wait for a process, a lease or a browser.
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) * 2))')
 ARGS ?=
-# what setup.py compiles
+# the sources that setup.py compiles
 NATIVE := $(wildcard compiler/runtime/native/*.[ch] tuner/measure/harness/*.[ch])
-# of which setup.py generates service/client/blocking, messages.h and messages.mjs
+# the sources from which setup.py generates service/client/blocking, messages.h and messages.mjs
 GENERATED := $(wildcard service/client/asynchronous/*.py) service/client/generate.py \
   $(wildcard tuner/protocol/*.py) $(addprefix tuner/measure/,speed.py statistics.py) \
   $(addprefix compiler/runtime/,bench.py speeds.py)
 
-# uv takes seconds where pip takes half a minute; where it cannot be had, pip does the same work.
+# uv installs in seconds, pip in half a minute. pip is used if uv is not available.
 define install
 	@if [ -x $(BIN)/uv ] && $(BIN)/uv pip install --quiet --python $(PY) $(1) 2>/dev/null; then :; \
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
@@ -60,7 +60,7 @@ $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	@echo "setting up $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PY) -m pip install --quiet --disable-pip-version-check uv || echo "uv is not to be had, pip goes on"
+	@$(PY) -m pip install --quiet --disable-pip-version-check uv || echo "uv is not available: pip is used"
 
 $(STAMPS)/run: pyproject.toml $(wildcard setup.py) $(NATIVE) $(GENERATED) | $(PY)
 	@echo "installing tilewright[all] and onnxruntime"
@@ -68,12 +68,12 @@ $(STAMPS)/run: pyproject.toml $(wildcard setup.py) $(NATIVE) $(GENERATED) | $(PY
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/test: $(STAMPS)/run
-	@echo "installing what the checks need"
+	@echo "installing the requirements of the checks"
 	$(call install,-e '.[all$(comma)test]')
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/mutants: $(STAMPS)/test
-	@echo "installing what makes mutants"
+	@echo "installing the requirements of make mutants"
 	$(call install,-e '.[all$(comma)test$(comma)mutants]')
 	@mkdir -p $(STAMPS) && touch $@
 
@@ -94,8 +94,8 @@ test-devices: $(STAMPS)/test
 check: $(STAMPS)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	@# The two keep one core busy for a minute: beside them, the tests become bytecode, which each of JOBS processes
-	@# would make, and start. Their errors come after the summary of the tests.
+	@# Both checks use one core for a minute. Meanwhile, the test modules are compiled to bytecode once, not by
+	@# each of JOBS processes, and the tests start. The errors of the checks follow the summary of the tests.
 	@echo "$(PY) -m deploy.prose; $(BIN)/mypy"; \
 	  ($(PY) -m deploy.prose && $(BIN)/mypy) >$(STAMPS)/texts-and-types.txt 2>&1 & checks=$$!; \
 	  $(PY) -m pytest -q --collect-only >/dev/null; \
