@@ -23,11 +23,11 @@ class Moment(StrEnum):
     PLAN = "planning"
     REFERENCES = "references"
     TUNE = "tuning"
-    RACE = "settling"
+    RACE = "choosing"
     VERIFY = "verifying"
 
 
-ORDER = ("", "importing", "planning", "waiting", "tuning", "settling", "building", "verifying")
+ORDER = ("", "importing", "planning", "waiting", "tuning", "choosing", "building", "verifying")
 
 
 def reached(moment: Moment, phase: str, children: int, trials: int) -> bool:

@@ -165,7 +165,7 @@ def check_wheel(path: Path, version: str) -> None:
         raise ReleaseError(f"the metadata of {path.name} has another version")
     listed = set(re.findall(r"^Tag: (\S+)", wheel, re.MULTILINE))
     if listed != {f"{python}-{abi}-{tag}" for tag in tags.split(".")}:
-        raise ReleaseError(f"{path.name} says of itself {', '.join(sorted(listed))}")
+        raise ReleaseError(f"{path.name} has the tags {', '.join(sorted(listed))}")
     libraries = [entry for entry in files if entry.endswith(".so")]
     if libraries != ([] if tags == ANY else [LIBRARY]):
         raise ReleaseError(f"{path.name} has the libraries {libraries}")

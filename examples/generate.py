@@ -86,7 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, default=37, help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
     parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--top", type=int, default=40, help="draw among so many tokens")
+    parser.add_argument(
+        "--top", type=int, default=40, help="number of likeliest tokens to sample from"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--small", action="store_true", help="a tiny model, to try out")

@@ -254,7 +254,7 @@ class ModeOptions(JsonValue):
     ] = "fast"
     precision: Annotated[
         Precision,
-        UserOption("16 bits for what a float32 model stores and multiplies", "--precision"),
+        UserOption("Type in which a float32 model stores and multiplies values", "--precision"),
     ] = "float32"
 
     @classmethod
@@ -307,11 +307,13 @@ class JobBudget(JsonValue):
     """
 
     trials: Annotated[
-        int, Between(0, 10_000_000), UserOption("Most candidates to measure", "--trials")
+        int,
+        Between(0, 10_000_000),
+        UserOption("Maximum number of candidates to measure", "--trials"),
     ] = 1000
     seconds: Annotated[
         Annotated[float, Between(LEAST_BUDGET_SECONDS, 30 * DAY)] | None,
-        UserOption("Most time to tune", "--seconds"),
+        UserOption("Maximum time to tune", "--seconds"),
     ] = None
     seed: Annotated[int, Between(0, (1 << 63) - 1), UserOption("Seed of the search", "--seed")] = 0
     stop_gain: Annotated[
@@ -333,7 +335,10 @@ class JobBudget(JsonValue):
     ] = None
     unconstrained: Annotated[
         bool,
-        UserOption("Search all that lowers, whatever the target's registers", "--unconstrained"),
+        UserOption(
+            "Search all valid schedules, also those that exceed the target's registers",
+            "--unconstrained",
+        ),
     ] = False
 
     def after(self, spent: float) -> JobBudget:
@@ -409,7 +414,8 @@ class JobOptions(JobBudget):
     weight_limit: Annotated[
         Annotated[int, Between(1, 1 << 62)] | None,
         UserOption(
-            "Most bytes of packed weights; algorithms that expand them give way", "--weight-limit"
+            "Maximum bytes of packed weights; algorithms that expand them give way",
+            "--weight-limit",
         ),
     ] = None
 
@@ -444,6 +450,6 @@ class QueueOptions(JsonValue):
     wait_seconds: Annotated[
         Annotated[float, Between(0, 365 * DAY)] | None,
         UserOption(
-            "Most time to wait for a worker; then the job ends with what is known", "--wait"
+            "Maximum time to wait for a worker; then the job ends with the known records", "--wait"
         ),
     ] = None

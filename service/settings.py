@@ -121,7 +121,9 @@ class Settings(BaseSettings):
         default=10.0, gt=0, description="Longest time for the head of a request."
     )
     max_connections: int = Field(
-        default=8192, gt=0, description="Most open connections. Further requests are answered 503."
+        default=8192,
+        gt=0,
+        description="Maximum number of open connections. Further requests are answered 503.",
     )
     lease_seconds: float = Field(
         default=30.0, gt=0, description="Time a worker has to renew the lease of a measurement."

@@ -480,7 +480,7 @@ def _json_type(annotation: Any) -> type:
     kind = get_args(annotation)[0] if _is_annotated(annotation) else annotation
     kind = list if get_origin(kind) is tuple else kind
     if kind not in _WORDS:
-        raise TypeError(f"{annotation} cannot be told apart from the other types of its union")
+        raise TypeError(f"{annotation} cannot be distinguished from the other types of its union")
     return typing.cast(type, kind)
 
 

@@ -383,7 +383,7 @@ def _check_slices(program: Program) -> None:
         if batch in dimensions(*inner) or (port in program.outputs and not leads):
             raise ValueError(f"program '{program.name}': '{port.name}' has no slices of {batch}")
         if port.counted is not None or port.room is not None:
-            raise ValueError(f"program '{program.name}': '{port.name}' is no array of slices")
+            raise ValueError(f"program '{program.name}': '{port.name}' cannot be sliced")
 
 
 def _check_sizes(program: Program) -> None:
@@ -394,7 +394,7 @@ def _check_sizes(program: Program) -> None:
     """
     if program.slots and program.arena_bytes:
         raise ValueError(
-            f"program '{program.name}' has slots, and {program.arena_bytes} bytes beside"
+            f"program '{program.name}' has slots, but also an arena of {program.arena_bytes} bytes"
         )
     for number, slot in enumerate(program.slots):
         if not all(0 <= other < number for other in slot.after):

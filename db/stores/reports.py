@@ -178,7 +178,7 @@ class _Batch:
 
 def over(lease_id: str, request_id: str, outcome: str) -> StaleLeaseError:
     """Return the error for an operation on a lease that has ended with `outcome`."""
-    return StaleLeaseError(f"lease '{lease_id}' of '{request_id}' is over: {outcome}")
+    return StaleLeaseError(f"lease '{lease_id}' of '{request_id}' has ended: {outcome}")
 
 
 _END_LEASE = (

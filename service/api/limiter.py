@@ -29,7 +29,7 @@ class Limited(StrEnum):
     JOBS = "jobs"
     MODEL_LOOKUPS = "lookups by model"
     EXPLANATIONS = "explanations of schedules"
-    SPELLINGS = "requests spelled out"
+    SPELLINGS = "expansions of requests"
 
 
 def _per_minute(what: Limited, settings: Settings) -> int:

@@ -61,7 +61,7 @@ class Metrics:
         )
         self._served = _Totals(
             "tilewright_served",
-            "Models by what was served after the race with the untuned program",
+            "Models by the program that is served after the race: tuned or untuned",
             "served",
         )
         self.registry.register(self._served)
@@ -74,7 +74,7 @@ class Metrics:
         )
         self.notifier_failures = Counter(
             "tilewright_notifier_failures",
-            "Failures to hear what the database announces",
+            "Failed attempts to receive notices from the database",
             registry=self.registry,
         )
         self._removed = Counter(

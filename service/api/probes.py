@@ -62,11 +62,11 @@ async def readyz(request: Request, part: Literal["api"] | None = None) -> JSONRe
     except DatabaseError:
         return _answer("the database does not answer", None)
     if age is None:
-        return _answer("nobody has swept the leases yet", None)
+        return _answer("no process has checked for expired leases yet", None)
     if state.notifier.seconds_without_notices > DEAF_SECONDS:
-        return _answer("this process does not hear what the database announces", age)
+        return _answer("this process does not receive the notices of the database", age)
     if age > SWEEP_SECONDS:
-        return _answer("nobody sweeps the leases", age)
+        return _answer("no process checks for expired leases any more", age)
     starved = part is None and idle is not None and idle > IDLE_SECONDS
     return _answer("the tuner takes no jobs" if starved else "", age)
 

@@ -162,7 +162,9 @@ def revoke(
 
 
 def audit(
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Most entries")] = 30,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=1000, help="Maximum number of entries")
+    ] = 30,
     action: Annotated[
         str | None, typer.Option("--action", help="Only this action, such as token.revoked")
     ] = None,

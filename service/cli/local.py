@@ -141,7 +141,7 @@ def compile_(
     ] = None,
     weights: Annotated[
         WeightsIn | None,
-        typer.Option("--weights", help="With --format c: in the library, or in a file beside it"),
+        typer.Option("--weights", help="With --format c: in the library, or in a file next to it"),
     ] = None,
     dump_after: DumpOption = None,
     timings: TimingsOption = False,

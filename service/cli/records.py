@@ -41,7 +41,9 @@ def list_records(
             "--state", help="provisional, confirmed, superseded, disputed or withdrawn only"
         ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most rows")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=100_000, help="Maximum number of rows")
+    ] = 50,
     as_json: JsonOption = False,
 ) -> None:
     """List tuning records, the newest first.
@@ -183,7 +185,7 @@ def import_(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = Fa
 
         say_json(import_view(done))
     console(as_json).print(
-        f"{done.served} are served, {done.slower} are slower than what is known here, "
+        f"{done.served} are served, {done.slower} are slower than known records, "
         f"{done.known} were here before, {len(done.refused)} were refused",
         soft_wrap=True,
     )

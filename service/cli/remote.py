@@ -153,7 +153,9 @@ JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or it
 
 
 def list_jobs(
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Most jobs listed")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=1000, help="Maximum number of jobs")
+    ] = 20,
     server: ServerOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,

@@ -325,7 +325,7 @@ SandboxUsersOption = Annotated[
     typer.Option("--sandbox-users", help="Users that candidates run as: FIRST-LAST, or none"),
 ]
 SandboxMibOption = Annotated[
-    int | None, typer.Option("--sandbox-mib", help="Most memory of the sandbox")
+    int | None, typer.Option("--sandbox-mib", help="Memory limit of the sandbox")
 ]
 CoresOption = Annotated[
     str | None, typer.Option("--cores", help="Cores that candidates run on, such as 2,4-7")

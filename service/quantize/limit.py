@@ -109,7 +109,7 @@ def check_limit(limit: Limit, outputs: Outputs) -> tuple[str, ...]:
         )
     if others := [f"'{output.name}'" for output in outputs if output.top_one is None]:
         notes.append(
-            f"{limit} limits no loss of {', '.join(others)}, which are no classification, "
-            "(rows, classes): decibels limit that of every output"
+            f"{limit} limits no loss of {', '.join(others)}, whose shape is not "
+            "(rows, classes); a limit in decibels covers every output"
         )
     return tuple(notes)

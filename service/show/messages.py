@@ -83,7 +83,7 @@ def ending_text(
     line = {
         Ended.KNOWN: "everything was known",
         Ended.TRIALS: "the trials are spent",
-        Ended.TIME: "the time is over",
+        Ended.TIME: "the time limit was reached",
         Ended.GAIN: "little is left to gain",
         Ended.TARGET: "the target is met",
         Ended.SPACES: "there is nothing left to try",

@@ -190,7 +190,7 @@ def _clock(root: Path, used: Sequence[int]) -> DeviceFinding:
         if 0 < most < highest:
             limited.append(number)
     if not found:
-        return DeviceFinding("clock", Grade.UNKNOWN, "the system does not say")
+        return DeviceFinding("clock", Grade.UNKNOWN, "the system does not report it")
     text = ", ".join(sorted(found))
     boost = {"cpufreq/boost": "0", "intel_pstate/no_turbo": "1"}
     for name, off in boost.items():
@@ -223,7 +223,7 @@ def _heat(root: Path, heat: Heat) -> DeviceFinding:
 def _memory(root: Path, facts: DeviceFacts) -> DeviceFinding:
     free = available_bytes(root)
     if free is None:
-        return DeviceFinding("memory", Grade.UNKNOWN, "the system does not say how much is free")
+        return DeviceFinding("memory", Grade.UNKNOWN, "the system does not report how much is free")
     found = f"{free >> 20} of {facts.memory_bytes >> 20} MiB are free"
     do = "end other programs (ps aux --sort=-rss | head)"
     if free < LEAST_BYTES:
@@ -237,7 +237,7 @@ def _memory(root: Path, facts: DeviceFacts) -> DeviceFinding:
 def _load(root: Path) -> DeviceFinding:
     load = device_condition(root)["load"]
     if load is None:
-        return DeviceFinding("load", Grade.UNKNOWN, "the system does not say")
+        return DeviceFinding("load", Grade.UNKNOWN, "the system does not report it")
     found = f"{load:.2f} processes wanted to run in the last minute"
     if load > QUIET_LOAD:
         return DeviceFinding("load", Grade.POOR, found, "end other programs (top)")

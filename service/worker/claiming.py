@@ -239,5 +239,5 @@ def _name(lease: object, key: str, pattern: re.Pattern[str]) -> str:
     """
     found = field(lease, key, str)
     if not pattern.fullmatch(found):
-        raise Unreachable(f"the answer is not the service's: {found[:100]!r} is no {key}")
+        raise Unreachable(f"the answer is not the service's: {found[:100]!r} is not a valid {key}")
     return found

@@ -207,7 +207,7 @@ def parse_arguments(
     if given.via and given.cores:
         parser.error("--cores is for a device that is this machine, and does not go with --via")
     if given.service_key and len(of_base64(given.service_key)) != KEY_BYTES:
-        parser.error(f"--service-key: '{given.service_key}' is no public key")
+        parser.error(f"--service-key: '{given.service_key}' is not a public key")
     try:
         users, cores = _users(given.sandbox_users), _cores(given.cores, root)
     except ValueError as error:

@@ -155,7 +155,7 @@ class Registration:
         """
         data = of_base64(key)
         if len(data) != KEY_BYTES:
-            raise Unreachable(f"the answer is not the service's: {key[:100]!r} is no public key")
+            raise Unreachable(f"the answer is not the service's: {key[:100]!r} is not a public key")
         known = self._options.service_key or self._files.service_key
         if known not in (None, key):
             raise Distrusted(

@@ -215,7 +215,9 @@ def _check_comparison(
         return
     others = {c.schedule_digest for c in request.candidates if c is not candidate}
     compared = bool(request.incumbent) and comparison.against in others
-    require(compared, "comparison.against", "is no candidate that this one was to be compared with")
+    require(
+        compared, "comparison.against", "is not a candidate with which this one was to be compared"
+    )
     most = request.repeat.samples + 1  # pairs come in twos, A B B A
     few = len(comparison.ratios) <= most
     require(few, "comparison.ratios", f"are {len(comparison.ratios)}, and the most is {most}")

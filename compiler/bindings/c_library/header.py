@@ -223,7 +223,7 @@ def _port_lines(interface: Interface) -> list[str]:
             if port.counted is not None:
                 fields.append(f"    int64_t {member}_count; /* written by a run */")
         if not fields:
-            fields = ["    char none; /* there is none */"]
+            fields = ["    char none; /* C has no empty structures */"]
         lines += [
             f"/* The {kind}s: row-major arrays. */",
             *constants,

@@ -417,7 +417,7 @@ class Translator:
                 continue
             if not isinstance(value, torch.Tensor):
                 if isinstance(value, torch.SymFloat):
-                    self._refused[node] = "a number that is no whole one as an argument"
+                    self._refused[node] = "a number that is not an integer as an argument"
                 continue  # a plain number, which is also stored in the nodes
             kind = ELEMENT_TYPES.get(part_type(value.dtype))
             if kind is None:

@@ -58,7 +58,7 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
         case Operation.DOT:
             raise TypeError("bytes are multiplied by dot_instructions")
         case Operation.REM if dtype.is_float:
-            raise TypeError("the remainder of floats is no instruction")
+            raise TypeError("floats have no remainder instruction")
         case Operation.ADD | Operation.SUB | Operation.MUL | Operation.DIV | Operation.REM:
             simple = _identity(emitter, operation, *values)
             if simple is not None:

@@ -161,7 +161,7 @@ def _index_value(
     lanes = form.of(Kind.LANE)
     if lanes and points.lanes > 1:
         if any(map(is_dynamic, lanes.values())):
-            raise ScheduleError("the lanes of an index are a size apart")
+            raise ScheduleError("the lanes of an index differ by a dynamic size")
         name = element(whole)
         steps = ", ".join(
             f"{name} {sum(c * (lane // v.divisor) for v, c in lanes.items())}"

@@ -182,7 +182,7 @@ class RegisterMatrices:
         """
         access, name = accesses[load], load.tensor.name
         if not isinstance(access, Access) or access.guards or access.repeated:
-            raise ScheduleError(f"rows of '{name}' are no matrix in memory")
+            raise ScheduleError(f"rows of '{name}' are not a matrix in memory")
         if access.packed != access.present or access.is_interleaved or self._step(access, other):
             raise ScheduleError(f"groups of '{name}' do not lie side by side")
         return access

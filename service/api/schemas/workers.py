@@ -88,7 +88,9 @@ class WorkerRequest(RequestBody):
     )
     protocol: int = Field(ge=1, lt=1 << 31)
     worker_id: str | None = Field(
-        None, pattern="^[0-9a-f]{32}$", description="128 random bits; without it, the service draws"
+        None,
+        pattern="^[0-9a-f]{32}$",
+        description="128 random bits; if absent, the service generates them",
     )
 
 
@@ -166,7 +168,7 @@ class RegistrationView(View):
     worker: WorkerView
     recognised: str = Field(
         "",
-        description="What the device was taken for, and why; empty if it named targets",
+        description="Target chosen from the device facts, and why; empty if targets were named",
         examples=[""],
     )
     service_key: Base64 = Field(
@@ -211,6 +213,6 @@ class HeartbeatView(View):
     )
     health: str = Field(examples=["healthy"])
     heartbeat_seconds: float = Field(
-        description="When to come again: later than it was told, where there are many workers",
+        description="Seconds until the next heartbeat: longer if there are many workers",
         examples=[5.0],
     )

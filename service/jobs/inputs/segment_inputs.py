@@ -15,7 +15,8 @@ from tilewright.service.jobs.inputs.given_inputs import GivenInputs
 from tilewright.service.jobs.report.shown_sizes import hinted_sizes
 
 DRAWN = (
-    "the data decide sizes of this model, and the inputs are drawn: real ones may take another time"
+    "sizes in this model depend on the data, and it was timed with random inputs: "
+    "real inputs may take more or less time"
 )
 """Remark for the user on the measured times of a model with data-dependent sizes."""
 

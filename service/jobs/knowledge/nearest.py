@@ -97,7 +97,7 @@ class _Losses:
 
     def sentence(self) -> str:
         if self.expected is None:
-            return "no measurement tells what it loses"
+            return "its slowdown has not been measured"
         pairs = "one pair" if self.pairs == 1 else f"{self.pairs} pairs"
         return f"{self.expected:.0%} slower than tuned is expected, by {pairs} of measurements"
 

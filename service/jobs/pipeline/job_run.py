@@ -244,7 +244,7 @@ class JobReporter(JobWatcher):
             JobCancelled: if the user has cancelled the job.
         """
         self._lease.check()
-        if name == "settling" and self.device is not None:
+        if name == "choosing" and self.device is not None:
             # the search's in-flight requests are no longer needed
             self.device.runner.cancel()
         with self._fenced():

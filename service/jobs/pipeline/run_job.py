@@ -66,7 +66,7 @@ class JobWatcher:
         """Called when a phase begins.
 
         Args:
-            name: `importing`, `planning`, `settling` (choosing schedules), `building` or
+            name: `importing`, `planning`, `choosing` (racing schedules), `building` or
                 `verifying`.
         """
 
@@ -317,7 +317,7 @@ def _run(
     if outcome.cancelled and not (deliver_cancelled and output is not None):
         return outcome
 
-    watcher.phase("settling")
+    watcher.phase("choosing")
     with timings.stage("race"):
         while True:
             selected = select_schedules(

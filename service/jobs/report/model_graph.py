@@ -151,12 +151,13 @@ def model_graph(planned: Planned) -> ModelGraph:
     found = _Steps.of(plan)
     if len(found.steps) > MOST_STEPS:
         raise InvalidModelError(
-            f"model '{plan.graph.name}': {len(found.steps)} steps, {MOST_STEPS} are drawn at most"
+            f"model '{plan.graph.name}': {len(found.steps)} steps; "
+            f"the graph shows at most {MOST_STEPS}"
         )
     if len(found.edges) > MOST_EDGES:
         raise InvalidModelError(
-            f"model '{plan.graph.name}': {len(found.edges)} values go from step to step, "
-            f"{MOST_EDGES} are drawn at most"
+            f"model '{plan.graph.name}': {len(found.edges)} values go from step to step; "
+            f"the graph shows at most {MOST_EDGES}"
         )
     widths = [_width(step.name) for step in found.steps]
     lay = layered(widths, found.edges, BOX_HEIGHT, LAYER_DISTANCE)

@@ -23,7 +23,7 @@ from benchmarks.real_fetch import FetchError
 
 GOOD = ModelRow("g/m", state="succeeded", verified=True, wall_seconds=20.0, tree_bytes=1 << 30)
 GONE = Cancelled("g/m", "import", "importing", 1, 0.2, 0.3, "cancelled")
-TAKEN_UP = Killed("g/m", "race", "settling", 3, 0.1, 30.0, "succeeded", True, 12, ())
+TAKEN_UP = Killed("g/m", "race", "choosing", 3, 0.1, 30.0, "succeeded", True, 12, ())
 IN_TIME = Beside("g/s", ("g/a", "g/b"), 9.0, 12.0, ("tuning", "importing"), ("succeeded",) * 3)
 
 
@@ -100,7 +100,7 @@ def test_a_report_has_the_parts_that_ran() -> None:
     assert "held 40 MiB when it was new, 200 after its first job and 210 after all" in page
     assert "not tried: the index \\| is away" in page
     assert "| import | g/m | ok | importing | 1 | 0.2 | 0.3 |" in page
-    assert "| race | g/m | ok | settling | 3 | 0.1 | 12 | 30.0 |" in page
+    assert "| race | g/m | ok | choosing | 3 | 0.1 | 12 | 30.0 |" in page
     assert "| g/s | g/a, g/b | ok | tuning, importing | 9.0 | 12.0 |" in page
     del data["kill"], data["beside"]
     assert "The tuner killed" not in report(data)

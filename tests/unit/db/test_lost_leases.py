@@ -68,7 +68,7 @@ def test_a_result_is_saved_once(leases: LeaseStore, clock: Any) -> None:
     first = leases.status(["r1"])
     clock.advance(1)
     assert done(leases, lease, n=1) is Completion.DUPLICATE
-    with pytest.raises(StaleLeaseError, match="is over: completed"):
+    with pytest.raises(StaleLeaseError, match="has ended: completed"):
         done(leases, lease, "another", n=2)
     assert leases.status(["r1"]) == first
     with pytest.raises(NotFoundError, match="lease 'nope'"):

@@ -45,7 +45,7 @@ from tilewright.compiler.sizes import Dimension, SlackDimension, dynamic_size
         ({"slots": (Slot(32 * rows), Slot(32 * rows, (1,)), Slot(32 * rows))}, "slot 1 does not"),
         ({"slots": (Slot(32 * rows), Slot(32 * rows, (-1,)), Slot(32 * rows))}, "slot 1 does not"),
         ({"slots": ()}, "is none of its own"),
-        ({"arena_bytes": 64}, "has slots, and 64 bytes beside"),
+        ({"arena_bytes": 64}, "has slots, but also an arena of 64 bytes"),
         ({"slots": (Slot(dynamic_size(Dimension("x", 1, 9))),)}, "'x' is none of its own"),
     ],
 )

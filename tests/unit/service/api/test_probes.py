@@ -114,7 +114,7 @@ def test_ready_is_who_hears_what_the_database_announces(
     monkeypatch.setattr(Notifier, "seconds_without_notices", deaf)
     answer = anonymous.get("/readyz")
     assert answer.status_code == status
-    assert ("does not hear" in answer.text) is (status == 503)
+    assert ("does not receive" in answer.text) is (status == 503)
 
 
 def test_a_process_that_stops_is_not_ready(anonymous: TestClient) -> None:

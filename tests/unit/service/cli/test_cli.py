@@ -227,7 +227,7 @@ def test_tune_fills_the_database_and_a_second_run_spends_nothing(
     first = capsys.readouterr().out
     assert f"{trained}\n" in first
     lines = first.splitlines()
-    phases = ["importing", "planning", "tuning 1 tasks", "settling", "building", "verifying"]
+    phases = ["importing", "planning", "tuning 1 tasks", "choosing", "building", "verifying"]
     assert [line for line in lines if line in phases] == phases, "a line for each phase"
     assert "trials 0/6" not in first, "and none for a trial"
     (end,) = (number for number, line in enumerate(lines) if line.startswith("run it: "))

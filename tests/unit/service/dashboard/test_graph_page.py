@@ -82,13 +82,13 @@ def test_edges_lead_from_what_makes_a_value_to_what_reads_it(drawn: ModelGraph) 
 
 def test_too_many_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST_STEPS", 2)
-    with pytest.raises(graphs.InvalidModelError, match="2 are drawn at most"):
+    with pytest.raises(graphs.InvalidModelError, match="the graph shows at most 2"):
         model_graph(plan_model(ModelRequest(branched(), Mode(TARGET))))
 
 
 def test_too_many_values_between_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST_EDGES", 2)
-    with pytest.raises(graphs.InvalidModelError, match="2 are drawn at most"):
+    with pytest.raises(graphs.InvalidModelError, match="the graph shows at most 2"):
         model_graph(plan_model(ModelRequest(branched(), Mode(TARGET))))
 
 

@@ -155,7 +155,7 @@ def test_without_anything_the_default_and_nobody_knows_what_it_loses(storage: St
     found = ask(storage, one)
     assert found.match is Match.DEFAULT and found.record is None
     assert found.schedule == next(untuned_schedules(one, Mode(TARGET)))
-    assert found.expected_loss is None and "no measurement tells" in found.sentence
+    assert found.expected_loss is None and "has not been measured" in found.sentence
 
 
 def test_the_nearest_shape_is_taken_and_pairs_say_what_it_loses(storage: Storage) -> None:
@@ -230,7 +230,7 @@ def test_other_numbers_in_the_same_kernel_come_before_other_targets(storage: Sto
     assert (found.match, found.schedule, found.distance) == (Match.OTHER_NUMBERS, mine, 0.0)
     assert found.record is not None and found.record.record.key.workload_key == other.key
     assert found.run_seconds is None and found.expected_loss is None, "nobody measured it here"
-    assert "numbers alone, such as scales: no measurement tells" in found.sentence
+    assert "numbers alone, such as scales: its slowdown has not been measured" in found.sentence
     for one in storage.ledger.list(workload_key=other.key, target_key=TARGET.key):
         storage.ledger.withdraw("a lie", record_ids=[one.id])
     assert ask(storage, wanted).match is Match.SAME_INSTRUCTIONS
@@ -354,7 +354,7 @@ def test_on_the_command_line(
     assert "0 of 1 known" in capsys.readouterr().out
     know(storage, one)
     assert run(ask_for) == 0
-    assert "the untuned default: no measurement tells what it loses" in capsys.readouterr().out
+    assert "the untuned default: its slowdown has not been measured" in capsys.readouterr().out
     tune(storage, one, {others(one)[0]: 1e-3})
     assert run(ask_for) == 0
     assert "tuned for this workload and target" in capsys.readouterr().out

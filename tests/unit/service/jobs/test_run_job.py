@@ -112,7 +112,7 @@ def run(
     return run_job(wanted, on, job_context, watcher, job_id=job_id, token=watcher.token, **more)
 
 
-STAGES = ["importing", "planning", "tuning", "settling", "building", "verifying"]
+STAGES = ["importing", "planning", "tuning", "choosing", "building", "verifying"]
 
 
 @pytest.fixture

@@ -246,7 +246,7 @@ def test_the_memory_of_jobs_is_given_back_once_no_job_runs(
 
 
 def test_a_tuner_that_comes_back_keeps_the_run_under_way(storage: Storage, job: Job) -> None:
-    """Settling withdraws the requests of this life's search, and nothing of its predecessor's."""
+    """Choosing schedules withdraws the requests of this life's search, and nothing of its predecessor's."""
     claimed = storage.jobs.claim("second life", 60)
     assert claimed is not None
     target = resolve_target("host")
@@ -256,7 +256,7 @@ def test_a_tuner_that_comes_back_keeps_the_run_under_way(storage: Storage, job: 
     reporter = JobReporter(storage, JobLease(storage, claimed[0], 60), job)
     with LeasedDevice(storage, job.id, target, *tokens) as device:
         reporter.device = device
-        reporter.phase("settling")
+        reporter.phase("choosing")
     (status,) = storage.leases.of_job(job.id)
     assert status.state is RequestState.QUEUED
 
