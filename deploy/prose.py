@@ -1,4 +1,4 @@
-"""Check the English of documentation, docstrings and comments: `make prose`.
+"""Check the English of documentation, docstrings, comments and messages: `make prose`.
 
 The check searches for phrases that readers misread in earlier reviews of this repository, such as a
 sentence that starts with "What was found". A match is a candidate, not an error: rewrite the
@@ -36,9 +36,12 @@ GENERATED = (
     "docs/operators.md",
     "benchmarks/results",
     "tests/golden",
-    "CHANGELOG.md",
 )
-"""Paths that are not checked: generated pages, and the history of changes."""
+"""Paths that are not checked, because their text is generated."""
+SPEAKING = ("compiler/", "db/", "deploy/", "examples/", "service/", "tuner/")
+"""Folders whose string literals are checked: help texts, error messages, descriptions."""
+LEAST_WORDS = 4
+"""The number of words from which a string literal counts as a text that people read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ PHRASES = (
     ),
     _phrase(
         "is no X",
-        rf"\b(?:is|are|was|were|be) no (?!(?:{_FIXED}|difference|guarantee)\b)[a-z]+",
+        rf"(?<![Tt]here )\b(?:is|are|was|were|be) no (?!(?:{_FIXED}|difference|guarantee)\b)[a-z]+",
         "'is not a ...'",
     ),
     _phrase("there is none", r"\bthere (?:is|are) none\b", "'none exists', or the consequence"),
@@ -113,7 +116,7 @@ PHRASES = (
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A paragraph of Markdown, a docstring or a block of comments, with its location."""
+    """A paragraph of Markdown, a docstring, a message or a block of comments, with its location."""
 
     path: str
     first: int
@@ -125,6 +128,10 @@ class Passage:
     def words(self) -> int:
         """The number of words, separated by white space."""
         return len(self.text.split())
+
+
+Lines = tuple[int, int, str]
+"""The numbers of the first and the last line of a text, and the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,45 +175,82 @@ class Configuration:
 
 
 def passages(path: Path, root: Path = ROOT) -> Iterator[Passage]:
-    """Yield the passages of a Markdown or Python file."""
+    """Yield the passages of a Markdown file, a Python file or a Makefile."""
     name, source = path.relative_to(root).as_posix(), path.read_text()
-    split = _paragraphs if path.suffix == ".md" else _docstrings_and_comments
-    for line, text in split(source):
-        shown = re.sub(r"`[^`]*`", "`x`", text)
-        yield Passage(name, line, line + text.count("\n"), shown)
+    for first, last, text in sorted(_passages(name, source)):
+        yield Passage(name, first, last, re.sub(r"`[^`]*`", "`x`", text))
 
 
-def _paragraphs(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) of each paragraph and table row of Markdown, except code blocks."""
+def _passages(name: str, source: str) -> Iterator[Lines]:
+    if name.endswith(".md"):
+        yield from _paragraphs(source)
+    elif name.endswith("Makefile"):
+        yield from _blocks(
+            (n, line) for n, line in enumerate(source.split("\n"), 1) if line[:1] == "#"
+        )
+    else:
+        yield from _strings(ast.parse(source), messages=name.startswith(SPEAKING))
+        yield from _comments(source)
+
+
+def _paragraphs(source: str) -> Iterator[Lines]:
+    """Yield each paragraph and table row of Markdown, except code blocks."""
     prose = re.sub(r"```.*?```", lambda code: "\n" * code[0].count("\n"), source, flags=re.DOTALL)
     line = 1
     for block in re.split(r"(\n\s*\n)", prose):
         if block.startswith("|"):
-            yield from enumerate(block.split("\n"), line)
+            yield from ((n, n, row) for n, row in enumerate(block.split("\n"), line))
         elif block.strip():
-            yield line, block
+            yield line, line + block.count("\n"), block
         line += block.count("\n")
 
 
-def _docstrings_and_comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) of each docstring and each block of comments of Python code."""
-    for node in ast.walk(ast.parse(source)):
-        body = getattr(node, "body", None)
-        for child in body if isinstance(body, list) else ():
-            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
-                value = child.value.value
-                if isinstance(value, str):
-                    yield child.lineno, value
+def _strings(tree: ast.Module, messages: bool) -> Iterator[Lines]:
+    """Yield the docstrings of Python code, and its other strings of at least `LEAST_WORDS` words.
+
+    An f-string is one text, in which each replacement field is shown as `x`. Strings inside of
+    replacement fields are separate texts.
+
+    Args:
+        tree: the code.
+        messages: whether to yield strings that are not docstrings.
+    """
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        match node:
+            case ast.Expr(value=ast.Constant(value=str() as text)):
+                yield node.lineno, node.end_lineno or node.lineno, text
+                continue
+            case ast.Constant(value=str() as text):
+                pass
+            case ast.JoinedStr(values=parts):
+                waiting += [part.value for part in parts if isinstance(part, ast.FormattedValue)]
+                text = "".join(
+                    str(part.value) if isinstance(part, ast.Constant) else "`x`" for part in parts
+                )
+            case _:
+                waiting += ast.iter_child_nodes(node)
+                continue
+        if messages and len(text.split()) >= LEAST_WORDS:
+            yield node.lineno, node.end_lineno or node.lineno, text
+
+
+def _comments(source: str) -> Iterator[Lines]:
+    """Yield each block of comments of Python code."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = [token for token in tokens if token.type == tokenize.COMMENT]
-    numbered = enumerate(comments)
-    for _, block in groupby(numbered, key=lambda each: each[1].start[0] - each[0]):
-        lines = [token for _, token in block]
-        yield lines[0].start[0], "\n".join(token.string.lstrip("#").strip() for token in lines)
+    yield from _blocks((t.start[0], t.string) for t in tokens if t.type == tokenize.COMMENT)
+
+
+def _blocks(comments: Iterable[tuple[int, str]]) -> Iterator[Lines]:
+    """Yield the comments of consecutive lines as one text, given (line number, comment)."""
+    for _, block in groupby(enumerate(comments), key=lambda each: each[1][0] - each[0]):
+        lines = [line for _, line in block]
+        yield lines[0][0], lines[-1][0], "\n".join(text.lstrip("#").strip() for _, text in lines)
 
 
 def files(paths: Iterable[Path], root: Path = ROOT) -> Iterator[Path]:
-    """Yield all Markdown and Python files in `paths`, including subfolders.
+    """Yield all Markdown files, Python files and Makefiles in `paths`, including subfolders.
 
     Hidden and generated files are excluded.
     """
@@ -214,7 +258,8 @@ def files(paths: Iterable[Path], root: Path = ROOT) -> Iterator[Path]:
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             name = file.relative_to(root).as_posix()
             hidden = any(part.startswith((".", "build")) for part in name.split("/"))
-            if file.suffix in (".md", ".py") and not hidden and not name.startswith(GENERATED):
+            checked = file.suffix in (".md", ".py") or file.name == "Makefile"
+            if checked and not hidden and not name.startswith(GENERATED):
                 yield file
 
 
@@ -255,7 +300,7 @@ def added_lines(revision: str, root: Path = ROOT) -> dict[str, list[range]]:
     Raises:
         subprocess.CalledProcessError: if Git does not have the commit `revision`.
     """
-    command = ["git", "diff", "-U0", "--no-color", "-M", revision, "--", "*.py", "*.md"]
+    command = ["git", "diff", "-U0", "--no-color", "-M", revision, "--", "*.py", "*.md", "Makefile"]
     shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     result: dict[str, list[range]] = {}
     name = ""

@@ -36,7 +36,8 @@ MISREAD = {
     "private word: nobody": "A key that nobody trusts.",
 }
 CLEAR = """What is a workload? The check is no longer slow, and no kernel stands for another.
-Names are generated from the code, one file per kernel. `What was found` is code."""
+Names are generated from the code, one file per kernel. `What was found` is code.
+There is no input x."""
 
 
 def names(text: str) -> list[str]:
@@ -70,6 +71,48 @@ def test_passages_of_a_module_are_docstrings_and_comments(tmp_path: Path) -> Non
     module.write_text('"""One."""\n# two\n# three\nx = "four"  # five\n\n# six\n')
     found = [(each.first, each.text) for each in prose.passages(module, tmp_path)]
     assert found == [(1, "One."), (2, "two\nthree\nfive"), (6, "six")]
+
+
+MESSAGES = '''"""Docstring of the module."""
+few = "the four small words"[0] + "only three words"
+raise ValueError(
+    f"the lease '{name or 'three short words'}' of {owner or 'a user without a name'} "
+    "is over: claim another"
+)
+'''
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        (
+            "service",
+            [
+                (2, 2, "the four small words"),
+                (4, 4, "a user without a name"),
+                (4, 5, "the lease '`x`' of `x` is over: claim another"),
+            ],
+        ),
+        ("tests", []),
+    ],
+)
+def test_string_literals_of_four_words_are_passages_where_people_read_them(
+    tmp_path: Path, folder: str, expected: list[tuple[int, int, str]]
+) -> None:
+    """An f-string is one passage, and a string in one of its fields is another."""
+    module = tmp_path / folder / "module.py"
+    module.parent.mkdir()
+    module.write_text(MESSAGES)
+    found = [(each.first, each.last, each.text) for each in prose.passages(module, tmp_path)]
+    assert found == [(1, 1, "Docstring of the module."), *expected]
+
+
+def test_passages_of_a_makefile_are_its_comments(tmp_path: Path) -> None:
+    makefile = tmp_path / "Makefile"
+    makefile.write_text("# one\n# two\nall:\n\techo three  # four\n")
+    assert list(prose.files([tmp_path], tmp_path)) == [makefile]
+    found = [(each.first, each.last, each.text) for each in prose.passages(makefile, tmp_path)]
+    assert found == [(1, 2, "one\ntwo")]
 
 
 def test_a_path_over_the_limit_is_reported_with_its_candidates(tmp_path: Path) -> None:
