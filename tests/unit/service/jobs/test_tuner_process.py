@@ -246,7 +246,7 @@ def test_the_memory_of_jobs_is_given_back_once_no_job_runs(
 
 
 def test_a_tuner_that_comes_back_keeps_the_run_under_way(storage: Storage, job: Job) -> None:
-    """Choosing schedules withdraws the requests of this life's search, and nothing of its predecessor's."""
+    """The phase `choosing` withdraws only the requests of this life's search."""
     claimed = storage.jobs.claim("second life", 60)
     assert claimed is not None
     target = resolve_target("host")
