@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.collection_models import Collected, collected, groups
 from benchmarks.process_memory import MemoryWatch
 from benchmarks.real_fetch import REPOSITORY, FetchError
-from benchmarks.report import Origin, commit
+from benchmarks.report import Origin, commit, read_lines, write_lines
 
 FOLDER = Path(__file__).parent / "models" / "real"
 RESULTS = Path(__file__).parent / "results"
@@ -319,12 +319,10 @@ def written(path: Path, any_commit: bool = False) -> list[dict[str, Any]]:
 
     Only rows of the current commit are returned, unless `any_commit` is set.
     """
-    try:
-        lines = path.read_text().splitlines()
-    except FileNotFoundError:
+    if not path.exists():
         return []
     now = commit().removesuffix("+")
-    rows = [json.loads(line) for line in lines]
+    rows = read_lines(path)
     return [row for row in rows if any_commit or row["commit"].removesuffix("+") == now]
 
 
@@ -373,16 +371,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     origin = Origin.of(options)
     options.results.mkdir(parents=True, exist_ok=True)
-    lines = options.results / f"{options.name}.jsonl"
-    rows = [Row(**line) for line in written(lines, options.any_commit)]
-    lines.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    path = options.results / f"{options.name}.jsonl.gz"
+    rows = [Row(**line) for line in written(path, options.any_commit)]
+    write_lines(path, map(asdict, rows))
     done = {row.identity for row in rows}
     left = [model for model in chosen_models(options) if model.identity not in done]
     for model in left[: options.limit]:
         row = tried(model, options)
         rows.append(row)
-        with lines.open("a") as file:
-            file.write(json.dumps(asdict(row)) + "\n")
+        write_lines(path, map(asdict, rows))
         table = report(rows, origin, options.seconds)
         (options.results / f"{options.name}.md").write_text(table)
         print(f"{row.identity}: {'; '.join(row.faults(options.seconds)) or 'ok'}", flush=True)

@@ -43,7 +43,7 @@ from benchmarks.collection_models import Collected
 from benchmarks.fleet import answers, free_port, until
 from benchmarks.process_memory import MemoryWatch
 from benchmarks.real_fetch import REPOSITORY, FetchError
-from benchmarks.report import Origin, commit
+from benchmarks.report import Origin, commit, write_lines
 
 MOST_SECONDS = 60.0
 """Limit of a command's wall time, in seconds."""
@@ -342,9 +342,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the service ends with this process
     origin = Origin.of(options)
     options.results.mkdir(parents=True, exist_ok=True)
-    lines = options.results / f"{options.name}.jsonl"
-    rows = [CommandRow(**line) for line in written(lines, options.any_commit)]
-    lines.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    path = options.results / f"{options.name}.jsonl.gz"
+    rows = [CommandRow(**line) for line in written(path, options.any_commit)]
+    write_lines(path, map(asdict, rows))
     done = {row.identity for row in rows}
     left = [model for model in chosen_models(options) if model.identity not in done]
     left.sort(key=lambda model: options.only.index(model.name))
@@ -360,8 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 faults = "; ".join(row.faults()) or "ok"
                 print(f"{row.identity} {row.command}: {faults} ({took})", flush=True)
             rows += new
-            with lines.open("a") as file:
-                file.writelines(json.dumps(asdict(row)) + "\n" for row in new)
+            write_lines(path, map(asdict, rows))
             (options.results / f"{options.name}.md").write_text(report(rows, origin))
 
 

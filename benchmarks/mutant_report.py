@@ -1,17 +1,27 @@
-"""Stores the results of mutants in `mutants.json`, and a readable report in `mutants.md`."""
+"""Stores the results of mutants in `mutants.json.gz`, and a readable report in `mutants.md`.
+
+    python -m benchmarks.mutant_report FILE
+
+merges the results in FILE, which may be compressed or not, into the stored results, and writes the
+report again. Results of a run elsewhere are added in this way, and edited readings stored.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from benchmarks.mutations import Mutant
-from benchmarks.report import Origin, markdown_table
+from benchmarks.race import RESULTS_FOLDER
+from benchmarks.report import Origin, markdown_table, read_data, write_data
 
 NAME = "mutants"
 
@@ -64,13 +74,39 @@ class Judged:
 
 
 def write_results(folder: Path, results: dict[str, Any]) -> None:
-    """Write `mutants.json` and `mutants.md` to `folder`. Each is replaced atomically."""
+    """Write `mutants.json.gz` and `mutants.md` to `folder`. Each is replaced atomically."""
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {"json": json.dumps(results, indent=1) + "\n", "md": report(results)}
-    for suffix, text in texts.items():
-        written = folder / f"{NAME}.{suffix}.new"
-        written.write_text(text)
-        written.replace(folder / f"{NAME}.{suffix}")
+    write_data(_data(folder), json.dumps(results, indent=1) + "\n")
+    written = folder / f"{NAME}.md.new"
+    written.write_text(report(results))
+    written.replace(folder / f"{NAME}.md")
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """Read the results of each package from `folder`. Without stored results, there is none."""
+    path = _data(folder)
+    return read_data(path) if path.exists() else {}
+
+
+def merged(stored: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of both, by package. If both have a package, the later run is taken.
+
+    Of two results of the same run, the added one is taken, because its readings may be edited.
+    """
+    newer = {
+        package: result
+        for package, result in added.items()
+        if package not in stored or _date(result) >= _date(stored[package])
+    }
+    return {**stored, **newer}
+
+
+def _date(result: Mapping[str, Any]) -> datetime:
+    return datetime.fromisoformat(result["origin"]["date"])
+
+
+def _data(folder: Path) -> Path:
+    return folder / f"{NAME}.json.gz"
 
 
 def report(results: dict[str, Any]) -> str:
@@ -144,3 +180,19 @@ def _by_operator(rows: Sequence[Judged]) -> str:
     alive = Counter(row.operator for row in rows if row.survived())
     cells = [[name, str(n), str(n - alive[name])] for name, n in total.most_common()]
     return markdown_table(["mistake", "mutants", "caught"], cells, 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line: merge a file of results into the stored ones."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, help="results to merge: .json, or .json.gz")
+    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)
+    options = parser.parse_args(arguments)
+    compressed = options.file.suffix == ".gz"
+    added = read_data(options.file) if compressed else json.loads(options.file.read_text())
+    write_results(options.output, merged(read_results(options.output), added))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

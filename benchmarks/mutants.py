@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.mutant_judges import JUDGES
-from benchmarks.mutant_report import NAME, Judged, Outcome, write_results
+from benchmarks.mutant_report import Judged, Outcome, read_results, write_results
 from benchmarks.mutant_session import Reply, Request
 from benchmarks.mutant_tests import Recordings, basis
 from benchmarks.mutations import Mutant, sample
@@ -187,8 +187,7 @@ def main() -> None:
 
 def run(package: str, judge: Judge, copy: Path, arguments: argparse.Namespace) -> None:
     """Test the mutants of a package, and write both result files after each mutant."""
-    path = arguments.output / f"{NAME}.json"
-    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    results = read_results(arguments.output)
     mutants, places = sample(copy, package, arguments.count, arguments.seed)
     before = results.get(package, {})
     now = basis(copy)

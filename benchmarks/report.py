@@ -14,7 +14,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -232,8 +232,13 @@ def geometric_mean(values: list[float]) -> float:
 
 
 def write_data(path: Path, text: str) -> None:
-    """Write JSON text to a gzip-compressed file. Equal texts give equal bytes."""
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    """Write JSON text to a gzip-compressed file, which is replaced atomically.
+
+    Equal texts give equal bytes.
+    """
+    written = path.with_name(f"{path.name}.new")
+    written.write_bytes(gzip.compress(text.encode(), mtime=0))
+    written.replace(path)
 
 
 def read_data(path: Path) -> Any:
@@ -243,6 +248,20 @@ def read_data(path: Path) -> Any:
         FileNotFoundError: if the file does not exist.
     """
     return json.loads(gzip.decompress(path.read_bytes()))
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> None:
+    """Write rows to a gzip-compressed file (`.jsonl.gz`) with one line of JSON per row."""
+    write_data(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_lines(path: Path) -> list[Any]:
+    """Read the rows from a file that `write_lines` wrote.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+    """
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
 
 
 def write_result(stem: Path, origin: Origin, data: Mapping[str, Any], page: str) -> None:

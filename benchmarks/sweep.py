@@ -8,7 +8,6 @@ faster. A line of JSON is written per case, so that an interrupted run can resum
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ import numpy as np
 from benchmarks.collection import written
 from benchmarks.paired import Sampling, fastest_seconds, onnxruntime_run, tilewright_run, versions
 from benchmarks.race import REFERENCE
-from benchmarks.report import Origin, commit, geometric_mean, markdown_table
+from benchmarks.report import Origin, commit, geometric_mean, markdown_table, write_lines
 from benchmarks.sweep_cases import SweepCase, cases
 from tilewright.compiler.runtime.verify import compare
 
@@ -210,19 +209,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     origin, at = Origin.of(options), commit()
     options.results.mkdir(parents=True, exist_ok=True)
-    path = options.results / f"{options.name}.jsonl"
+    path = options.results / f"{options.name}.jsonl.gz"
     chosen = [case for case in cases() if re.search(options.only, case.identity)]
     rows = {row.identity: row for row in (SweepRow(**line) for line in written(path))}
     if options.again:
         for case in chosen:
             rows.pop(case.identity, None)
-    path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows.values()))
+    write_lines(path, map(asdict, rows.values()))
     for case in chosen:
         if case.identity in rows:
             continue
         row = rows[case.identity] = measured(case, at)
-        with path.open("a") as file:
-            file.write(json.dumps(asdict(row)) + "\n")
+        write_lines(path, map(asdict, rows.values()))
         verdict = row.problem or f"{row.ours_us:.1f} {row.theirs_us:.1f} us, {row.ratio:.2f}"
         print(f"{row.identity}: {verdict}", flush=True)
     (options.results / f"{options.name}.md").write_text(report(list(rows.values()), origin))

@@ -18,7 +18,7 @@ def test_the_index_is_what_the_reports_say() -> None:
 
 def test_every_file_belongs_to_a_report() -> None:
     stems = {stem for questions in QUESTIONS.values() for stem in questions} | {INDEX.stem}
-    kinds = r"\.(md|json|jsonl|json\.gz|csv\.gz|png)"
+    kinds = r"\.(md|jsonl?\.gz|csv\.gz|png)"
     for file in RESULTS.iterdir():
         assert re.sub(kinds + "$", "", file.name) in stems, file.name
     assert set(OLDER) <= stems

@@ -17,6 +17,7 @@ from benchmarks.collection import Row, facts, run, sharded
 from benchmarks.collection_models import Collected, collected, groups
 from benchmarks.collection_quantised import QUANTISED
 from benchmarks.real_fetch import FetchError
+from benchmarks.report import read_lines, write_lines
 
 GOOD = Row("g/m", "c", exit_code=0, verified=True, wall_seconds=30.0, peak_bytes=1 << 30)
 
@@ -127,14 +128,14 @@ def test_a_run_goes_on_where_it_was_stopped(
     monkeypatch.setattr(collection, "run", command)
     monkeypatch.setattr(collection, "commit", lambda: "now")
     options = ["--results", str(tmp_path), "--folder", str(tmp_path)]
-    (tmp_path / "collection.jsonl").write_text(json.dumps({"identity": "g/a", "commit": "old"}))
+    write_lines(tmp_path / "collection.jsonl.gz", [{"identity": "g/a", "commit": "old"}])
     collection.main([*options, "--limit", "2"])
     collection.main(options)
     assert len(asked) == 3, "each once, and what another commit wrote again"
     monkeypatch.setattr(collection, "commit", lambda: "later")
     collection.main([*options, "--any-commit"])
     assert len(asked) == 3, "nor is that done again if it is asked for"
-    rows = [json.loads(line) for line in (tmp_path / "collection.jsonl").read_text().splitlines()]
+    rows = read_lines(tmp_path / "collection.jsonl.gz")
     assert [row["identity"] for row in rows] == ["g/a", "g/b", "g/c", "g/d"]
     assert rows[0]["traceback"] and rows[0]["last_line"] == "File x f() E: boom"
     table = (tmp_path / "collection.md").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from benchmarks.collection_commands import (
 )
 from benchmarks.collection_models import Collected, collected, groups
 from benchmarks.real_fetch import FetchError
+from benchmarks.report import read_lines
 
 GOOD = CommandRow("g/m", "run", "c", exit_code=0, wall_seconds=9.0, peak_bytes=1 << 30)
 
@@ -100,8 +100,8 @@ def test_each_command_runs_once_and_what_a_failed_one_makes_is_missed(
     options = ["--results", str(tmp_path), "--name", "c", "--only", "a", "b"]
     collection_commands.main([*options, "--limit", "1"])
     collection_commands.main(options)
-    lines = (tmp_path / "c.jsonl").read_text().splitlines()
-    rows = {(row["identity"], row["command"]): row for row in map(json.loads, lines)}
+    lines = read_lines(tmp_path / "c.jsonl.gz")
+    rows = {(row["identity"], row["command"]): row for row in lines}
     assert len(rows) == len(lines) == 2 * len(COMMANDS)
     assert rows["g/a", "run DIR"]["problem"] == "`compile` failed"
     assert rows["g/a", "compile"]["last_line"] == "E: m.onnx is | bad", "no path of a machine"

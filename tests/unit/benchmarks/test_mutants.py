@@ -17,7 +17,15 @@ pytest.importorskip("mutmut", reason="the extra 'mutants' is not installed")
 
 from benchmarks.mutant_judges import JUDGES
 from benchmarks.mutant_recorder import Recording
-from benchmarks.mutant_report import Judged, Outcome, report
+from benchmarks.mutant_report import (
+    Judged,
+    Outcome,
+    main,
+    merged,
+    read_results,
+    report,
+    write_results,
+)
 from benchmarks.mutant_session import Reply, Request
 from benchmarks.mutant_swap import Functions, differing_functions
 from benchmarks.mutant_tests import Recordings, logical_line
@@ -295,7 +303,7 @@ def test_a_run_that_was_ended_goes_on_where_it_was(
     monkeypatch.setitem(JUDGES, "compiler", ("tests",))
 
     def rows() -> list[Judged]:
-        results = json.loads((tmp_path / "mutants.json").read_text())
+        results = read_results(tmp_path)
         return [Judged(**row) for row in results["compiler"]["rows"]]
 
     def go(
@@ -319,10 +327,10 @@ def test_a_run_that_was_ended_goes_on_where_it_was(
     assert go(Listed(odd)) == []
     # more of them, then the survivors once more; a stored verdict is kept
     assert len(go(Listed(odd), 15)) == 3
-    results = json.loads((tmp_path / "mutants.json").read_text())
+    results = read_results(tmp_path)
     survivors = [row for row in results["compiler"]["rows"] if row["outcome"] == "survived"]
     survivors[0]["reading"] = "equal"
-    (tmp_path / "mutants.json").write_text(json.dumps(results))
+    write_results(tmp_path, results)
     ended = Listed(odd, ends_after=2)
     with pytest.raises(KeyboardInterrupt):
         go(ended, 15, again=True)
@@ -340,7 +348,7 @@ def test_a_run_that_was_ended_goes_on_where_it_was(
     caught = go(Listed(lambda mutant: len(mutant.text) % 3 == 0), 20, again=True, by=few)
     assert len(caught) == len(survivors) and len(rows()) == 15
     assert sum(row.survived() for row in rows()) == sum(len(text) % 3 == 0 for text in caught)
-    assert json.loads((tmp_path / "mutants.json").read_text())["compiler"]["tests"] == [
+    assert read_results(tmp_path)["compiler"]["tests"] == [
         "tests",
         *few,
     ]
@@ -396,6 +404,38 @@ def test_a_long_change_is_shown_from_a_little_before_it() -> None:
     shown = change(f"{line}\ny = 1\n", f"{line.replace(' 60,', ' 61,')}\ny = 1\n")
     assert "60, 61" in shown.split(" -> ")[0] and "61, 61" in shown.split(" -> ")[1]
     assert shown.startswith("... ") and len(shown) <= LONGEST_CHANGE + 20
+
+
+def stored(date: str, reading: str = "") -> dict[str, Any]:
+    """The results of a package with one survivor."""
+    row = Judged("a.py", 0, "number", "0 -> 1", Outcome.SURVIVED, reading=reading)
+    return {
+        "origin": asdict(Origin(date=date)), "command": "make mutants", "tests": ["tests/unit"],
+        "versions": {}, "count": 1, "seed": 0, "places": 1, "rows": [asdict(row)],
+    }  # fmt: skip
+
+
+def test_merged_results_are_the_later_run_of_each_package() -> None:
+    before, after = "2026-11-22T15:00:00+00:00", "2026-11-30T01:00:00+00:00"
+    ours = {"db": stored(after, "ours"), "tuner": stored(before, "ours")}
+    theirs = {"db": stored(before), "tuner": stored(after), "service": stored(before)}
+    assert merged(ours, theirs) == {**theirs, "db": ours["db"]}
+    edited = {"db": stored(after, "edited")}
+    assert merged(ours, edited) == {**ours, **edited}, "the same run with another reading"
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_results_of_a_run_elsewhere_are_added(tmp_path: Path, packed: bool) -> None:
+    folder, other = tmp_path / "results", tmp_path / "other"
+    write_results(folder, {"db": stored("2026-11-22T15:00:00+00:00")})
+    write_results(other, {"tuner": stored("2026-11-30T01:00:00+00:00", "equal")})
+    file = other / "mutants.json.gz"
+    if not packed:
+        file = other / "mutants.json"
+        file.write_text(json.dumps(read_results(other)))
+    assert main([str(file), "--output", str(folder)]) == 0
+    assert sorted(read_results(folder)) == ["db", "tuner"]
+    assert ": equal\n" in (folder / "mutants.md").read_text()
 
 
 def test_a_report_counts_and_keeps_what_was_read() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import sweep
-from benchmarks.report import Origin
+from benchmarks.report import Origin, read_lines
 from benchmarks.sweep import SweepRow, measured, report
 from benchmarks.sweep_cases import FLOAT, NOT_SWEPT, Given, SweepCase, cases, whole
 from tilewright.compiler.frontend.catalogue import catalogue
@@ -104,6 +103,6 @@ def test_a_stopped_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert called == ["2"]
     sweep.main(["--results", str(tmp_path), "--only", "Tile 2", "--again"])
     assert called == ["2", "2"]
-    lines = (tmp_path / "operators.jsonl").read_text().splitlines()
-    assert [json.loads(line)["name"] for line in lines] == ["1", "2"]
+    lines = read_lines(tmp_path / "operators.jsonl.gz")
+    assert [line["name"] for line in lines] == ["1", "2"]
     assert "2 cases" in (tmp_path / "operators.md").read_text()
