@@ -83,7 +83,7 @@ def write_results(folder: Path, results: dict[str, Any]) -> None:
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """Read the results of each package from `folder`. Without stored results, there is none."""
+    """Read the results of each package from `folder`; without the file, an empty dictionary."""
     path = _data(folder)
     return read_data(path) if path.exists() else {}
 

@@ -295,9 +295,9 @@ def write_report(report: RaceReport, folder: Path, name: str) -> None:
         f"{report.origin.sentence()} {', '.join(versions)}.",
         "",
         f"{clock}; {report.rounds} rounds, engines in rotating order, one process an engine. "
-        "Ratios are to ONNX Runtime: the median over the rounds of the ratio of the round's "
-        "medians, and the ratio of the minima. The largest error is against ONNX Runtime, over "
-        "the largest output.",
+        "Ratios are the engine's time over ONNX Runtime's: below 1, the engine is faster. The "
+        "ratio of medians is the median over the rounds of the ratio of the round's medians. The "
+        "largest error is against ONNX Runtime, over the largest output.",
         "",
         "Geometric means over the models that an engine ran:",
         "",
@@ -324,14 +324,22 @@ def rows_json(head: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     return text + ',\n "rows": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]\n}\n"
 
 
-def cpu_name() -> str:
-    """The CPU's model name from /proc/cpuinfo, or else from Python's `platform` module."""
-    path = Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+def cpu_name(information: Path = Path("/proc/cpuinfo")) -> str:
+    """Name the CPU by its model name and, on x86, by family, model and stepping.
+
+    Hypervisors shorten model names, for example to "AMD EPYC" for several generations; the numbers
+    identify the generation. They come from `information`, in the format of /proc/cpuinfo. Without
+    this file, the name comes from Python's `platform` module.
+    """
+    fields: dict[str, str] = {}
+    if information.exists():
+        for line in information.read_text().splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip(), value.strip())
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    if not all(key in fields for key in ("cpu family", "model", "stepping")):
+        return name
+    return f"{name} family {fields['cpu family']} model {fields['model']} stepping {fields['stepping']}"
 
 
 def commit(root: Path = ROOT) -> str:

@@ -21,6 +21,7 @@ from benchmarks.report import (
     RaceReport,
     RaceRow,
     command,
+    cpu_name,
     read_data,
     write_report,
 )
@@ -92,11 +93,29 @@ def test_a_report_says_where_it_comes_from(tmp_path: Path) -> None:
     write_report(report, tmp_path, "race")
     text = (tmp_path / "race.md").read_text()
     assert "untuned 1.0" in text
+    assert "time over ONNX Runtime's: below 1, the engine is faster" in text
     assert "| mlp | untuned | 1.000 | 1.000 | 0.900 | 0.800 | 1.0e-06 |" in text
     assert "cannot run: not installed" in text
     data = read_data(tmp_path / "race.json.gz")
     assert data["rows"][0]["rounds"] == [[0.001]]
     assert data["origin"]["commit"] == report.origin.commit
+
+
+@pytest.mark.parametrize(
+    ("numbers", "name"),
+    [
+        ("cpu family\t: 25\nmodel\t\t: 1\n", "AMD EPYC family 25 model 1 stepping 1"),
+        ("", "AMD EPYC"),
+    ],
+)
+def test_the_cpus_name_tells_generations_apart(tmp_path: Path, numbers: str, name: str) -> None:
+    one = f"processor\t: 0\n{numbers}model name\t: AMD EPYC\nstepping\t: 1\n\n"
+    (tmp_path / "cpuinfo").write_text(one + one.replace(": 1\n", ": 2\n"))
+    assert cpu_name(tmp_path / "cpuinfo") == name
+
+
+def test_an_unknown_cpu_has_a_name(tmp_path: Path) -> None:
+    assert cpu_name(tmp_path / "missing")
 
 
 def _compare(folder: Path, got: np.ndarray) -> race.EngineResult:
