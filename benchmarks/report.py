@@ -337,9 +337,10 @@ def cpu_name(information: Path = Path("/proc/cpuinfo")) -> str:
             key, _, value = line.partition(":")
             fields.setdefault(key.strip(), value.strip())
     name = fields.get("model name") or platform.processor() or platform.machine()
-    if not all(key in fields for key in ("cpu family", "model", "stepping")):
+    numbers = {"family": "cpu family", "model": "model", "stepping": "stepping"}
+    if not all(key in fields for key in numbers.values()):
         return name
-    return f"{name} family {fields['cpu family']} model {fields['model']} stepping {fields['stepping']}"
+    return " ".join([name, *(f"{word} {fields[key]}" for word, key in numbers.items())])
 
 
 def commit(root: Path = ROOT) -> str:

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results_index import INDEX, OLDER, QUESTIONS, RESULTS, Entry, entry, page
+from benchmarks.results_index import (
+    COMMANDS,
+    INDEX,
+    QUESTIONS,
+    RESULTS,
+    Entry,
+    entry,
+    page,
+    repeating,
+)
 
 ORIGIN = "2026-11-23T11:24:25+00:00, Some CPU (2 cores), commit 6acb8edc65+, Python 3.11.7."
 
@@ -21,7 +30,7 @@ def test_every_file_belongs_to_a_report() -> None:
     kinds = r"\.(md|jsonl?\.gz|csv\.gz|png)"
     for file in RESULTS.iterdir():
         assert re.sub(kinds + "$", "", file.name) in stems, file.name
-    assert set(OLDER) <= stems
+    assert set(COMMANDS) <= stems
 
 
 def test_only_the_search_among_plans_needs_code_of_an_earlier_commit() -> None:
@@ -30,6 +39,36 @@ def test_only_the_search_among_plans_needs_code_of_an_earlier_commit() -> None:
     earlier = [each for each in entries if not each.is_current]
     assert [each.stem for each in earlier] == ["plan-search"]
     assert earlier[0].cells()[-1].startswith("at that commit: `python -m benchmarks.plans")
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("--name other --results mine --logs l", "--name race"),
+        ("--folder real --resume --rounds 3 --keep", "--folder FOLDER --rounds 3"),
+        (
+            "--python openvino=python --python torch=.peers/torch/bin/python",
+            "--python openvino=ENV/bin/python --python torch=ENV/bin/python",
+        ),
+        ("--output sim-main --only a b", "--output benchmarks/results/race --only a b"),
+        ("--schedules tuned-3", "--schedules FOLDER"),
+        ("--schedules .demo/artifact", "--schedules .demo/artifact"),
+    ],
+)
+def test_the_command_repeats_the_report_elsewhere(command: str, shown: str) -> None:
+    start = "python -m benchmarks.race --models a"
+    assert repeating("race", f"{start} {command}") == f"{start} {shown}"
+
+
+def test_the_index_names_reports_with_other_data() -> None:
+    text = " ".join(INDEX.read_text().split())
+    for kind in ("jsonl.gz", "csv.gz"):
+        for file in RESULTS.glob(f"*.{kind}"):
+            stem = file.name.removesuffix(f".{kind}")
+            assert (RESULTS / f"{stem}.json.gz").exists() or f"`{stem}`" in text
+    for stem in (stem for questions in QUESTIONS.values() for stem in questions):
+        data = list(RESULTS.glob(f"{stem}.*gz"))
+        assert data or f"`{stem}`" in text.partition("Only the report is kept")[2]
 
 
 def test_no_question_is_asked_twice() -> None:
