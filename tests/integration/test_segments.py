@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from tests.waiting import CountingLock, until
 from tilewright.compiler.api import compile_model
 from tilewright.compiler.driver import compile_whole
 from tilewright.compiler.errors import (
@@ -415,13 +415,15 @@ def test_threads_that_wait_for_the_same_program_share_it(monkeypatch: pytest.Mon
     compiled = SegmentCompiler._compiled
 
     def slowly(*given: Any) -> Any:
-        time.sleep(0.02)
+        until(lambda: lock.callers >= len(inputs))
         return compiled(*given)
 
-    made = staged(chosen_rows())
+    made, lock = staged(chosen_rows()), CountingLock()
+    inputs = [marked(count) for count in (7, 40, 9, 23)]
+    monkeypatch.setattr(made, "_lock", lock)
     monkeypatch.setattr(SegmentCompiler, "_compiled", slowly)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(made.run, [marked(count) for count in (7, 40, 9, 23)]))
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        list(pool.map(made.run, inputs))
     assert made.reasons == ()
     assert made.programs == 2
 

@@ -10,12 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tests.processes import ended
+from tests.waiting import until
 from tilewright.compiler.errors import (
     CompilerError,
     InvalidModelError,
@@ -94,26 +96,14 @@ def refused(kind: str) -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def named(path: str) -> None:
-    """Says which process this is, and goes on for ever."""
+def named(path: str, then: Callable[[], None]) -> None:
+    """Write the id of this process to a file, then call a function."""
     Path(path).write_text(str(os.getpid()))
-    endless()
-
-
-def _gone(pid: int) -> bool:
-    """Whether a process has ended; a process whose exit status was not collected counts as
-    ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    then()
 
 
 def _until_written(path: Path) -> int:
-    ends = time.monotonic() + 60
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < ends
-        time.sleep(0.01)
+    until(lambda: path.exists() and path.read_text())
     return int(path.read_text())
 
 
@@ -124,7 +114,7 @@ def test_a_function_runs_in_a_nice_process_of_its_own() -> None:
     assert pid != os.getpid()
     assert niceness == min(os.nice(0) + bounded.NICENESS, 19)
     assert threads == os.environ.get("OPENBLAS_NUM_THREADS", "1")
-    assert _gone(pid)
+    assert ended(pid)
 
 
 def test_arrays_come_back_as_they_are_and_may_be_written_to() -> None:
@@ -165,13 +155,22 @@ def test_arrays_of_a_question_are_not_memory_that_the_child_takes() -> None:
     assert bounded.run(length, (np.zeros(1 << 30, np.uint8),), LIMITS) == 1 << 30
 
 
-def test_a_child_asks_back_and_does_not_pay_for_the_answers() -> None:
+def test_a_child_asks_back_and_does_not_pay_for_the_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock of the limit goes on by more than the limit during each answer."""
+    answered: list[int] = []
+
+    def clock() -> float:
+        return time.monotonic() + 2 * LIMITS.seconds * len(answered)
+
     def answers(number: int) -> int:
-        time.sleep(0.4)
+        answered.append(number)
         return number * number
 
-    limits = replace(LIMITS, seconds=1.5)
-    assert bounded.run(summed, (5,), limits, answers=answers) == 30
+    monkeypatch.setattr(bounded, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(bounded, "LOOK_SECONDS", 0.0)  # looks at the clock before each answer
+    assert bounded.run(summed, (5,), LIMITS, answers=answers) == 30
 
 
 def test_errors_of_answers_are_raised_in_the_child_or_here() -> None:
@@ -187,27 +186,24 @@ def test_errors_of_answers_are_raised_in_the_child_or_here() -> None:
 
 
 @pytest.mark.parametrize("function", [endless, busy])
-def test_a_token_ends_the_child_at_once(function: object, tmp_path: Path) -> None:
-    assert callable(function)
+def test_a_token_ends_the_child_at_once(function: Callable[[], None], tmp_path: Path) -> None:
     token, told = CancelToken(), []
     child = BoundedChild(LIMITS)
+    file = tmp_path / "pid"
 
     def ask() -> None:
-        told.append((child.ask(function, (), token), time.monotonic()))
+        told.append((child.ask(named, (str(file), function), token), time.monotonic()))
 
     thread = threading.Thread(target=ask)
     thread.start()
-    while child._child is None:
-        time.sleep(0.01)
-    pid = child._child.pid
-    time.sleep(0.5)
+    pid = _until_written(file)
     begun = time.monotonic()
     token.cancel()
     thread.join()
-    ((found, ended),) = told
+    ((found, ends),) = told
     assert found == NoAnswer(Reason.ENDED, "is not wanted any more")
-    assert ended - begun < AT_ONCE
-    assert _gone(pid)
+    assert ends - begun < AT_ONCE
+    assert ended(pid)
     child.close()
 
 
@@ -216,8 +212,7 @@ def test_who_stops_a_child_ends_it_for_good() -> None:
     told: list[object] = []
     thread = threading.Thread(target=lambda: told.append(child.ask(endless, ())))
     thread.start()
-    while child._child is None:
-        time.sleep(0.01)
+    until(lambda: child._child is not None)
     child.stop()
     thread.join()
     told.append(child.ask(here, ()))
@@ -267,18 +262,15 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path[:] = sys.argv[2:]\n"
         "from tilewright.compiler.process import bounded\n"
-        f"from {__name__} import LIMITS, named\n"
-        "bounded.run(named, (sys.argv[1],), LIMITS)\n"
+        f"from {__name__} import LIMITS, endless, named\n"
+        "bounded.run(named, (sys.argv[1], endless), LIMITS)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(told), *sys.path])
     child = _until_written(told)
-    assert not _gone(child)
-    begun = time.monotonic()
+    assert not ended(child)
     parent.kill()
     parent.wait()
-    while not _gone(child):
-        assert time.monotonic() - begun < AT_ONCE
-        time.sleep(0.01)
+    until(lambda: ended(child), AT_ONCE)
 
 
 def test_a_child_ends_with_a_parent_that_dies_while_it_loads(tmp_path: Path) -> None:
@@ -296,10 +288,7 @@ def test_a_child_ends_with_a_parent_that_dies_while_it_loads(tmp_path: Path) -> 
     child = _until_written(told)
     parent.kill()
     parent.wait()
-    begun = time.monotonic()
-    while not _gone(child):
-        assert time.monotonic() - begun < AT_ONCE
-        time.sleep(0.01)
+    until(lambda: ended(child), AT_ONCE)
 
 
 def test_limits_of_the_parent_hold() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import pytest
 
-from benchmarks import collection
+from benchmarks import collection, process_memory
 from benchmarks.collection import Row, facts, run, sharded
 from benchmarks.collection_models import Collected, collected, groups
 from benchmarks.collection_quantised import QUANTISED
@@ -21,23 +21,39 @@ from benchmarks.report import read_lines, write_lines
 
 GOOD = Row("g/m", "c", exit_code=0, verified=True, wall_seconds=30.0, peak_bytes=1 << 30)
 
-HOLDS = """
+HELD_BYTES = 150 << 20
+
+HOLDS = f"""
 import os, sys, time
 if os.fork() == 0:
-    held = b'x' * (150 << 20)
-    time.sleep(2.0)
+    held = b'x' * {HELD_BYTES}
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
     os._exit(0)
 os.wait()
 """
+"""A process whose child holds memory until a file, the first argument, exists."""
 
 
-def python(code: str, memory_gb: float = 8.0, seconds: float = 60.0) -> collection.Done:
-    return run([sys.executable, "-c", code], dict(os.environ), memory_gb, seconds)
+def python(
+    code: str, *arguments: str, memory_gb: float = 8.0, seconds: float = 60.0
+) -> collection.Done:
+    command = [sys.executable, "-c", code, *arguments]
+    return run(command, dict(os.environ), memory_gb, seconds)
 
 
-def test_what_the_children_hold_is_counted() -> None:
-    done = python(HOLDS)
-    assert done.exit_code == 0 and done.peak_bytes > 150 << 20
+def test_what_the_children_hold_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, resident_bytes = tmp_path / "seen", process_memory.resident_bytes
+
+    def resident(process: int) -> int:
+        found = resident_bytes(process)
+        if found > HELD_BYTES:
+            seen.touch()
+        return found
+
+    monkeypatch.setattr(process_memory, "resident_bytes", resident)
+    done = python(HOLDS, str(seen))
+    assert done.exit_code == 0 and done.peak_bytes > HELD_BYTES
 
 
 def test_a_command_has_limits_of_memory_and_time() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks.newcomer import ROOT, STEPS, Outcome, Shells, Step, blocks, commands, script, take
+from tests.processes import ended
+from tests.waiting import until
 
 DOCS = ROOT / "docs"
 
@@ -69,12 +70,7 @@ def test_what_goes_on_is_waited_for_and_ended(tmp_path: Path) -> None:
     assert take(step, typed, tmp_path, 1).status == 0
     typed.end()
     identity = int((tmp_path / "id").read_text())
-    for _ in range(200):
-        if not Path(f"/proc/{identity}/cmdline").exists():
-            break
-        time.sleep(0.02)
-    state = Path(f"/proc/{identity}/stat")
-    assert not state.exists() or " Z " in state.read_text()
+    until(lambda: ended(identity))
     # a command that ends without a signal was not a service
     assert take(page(tmp_path, "true     # goes on: no"), typed, tmp_path, 1).status == 1
 

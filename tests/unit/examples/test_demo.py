@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -38,12 +37,23 @@ def test_one_process_goes_on_while_others_end(tmp_path: Path) -> None:
     assert processes._running == []
 
 
-def test_serving_ends_with_a_signal_and_with_its_processes(tmp_path: Path) -> None:
+def test_serving_ends_with_a_signal_and_with_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = signal.getsignal(signal.SIGTERM)
+    checked: list[Processes] = []
+
+    def check(processes: Processes) -> None:
+        checked.append(processes)
+        if len(checked) == 2:
+            signal.raise_signal(signal.SIGTERM)
+
     with Processes(tmp_path, {}) as processes:
         processes.start("serve", [sys.executable, "-c", "import time; time.sleep(60)"])
-        threading.Timer(0.3, signal.raise_signal, [signal.SIGTERM]).start()
-        _wait_for_interrupt(processes)
+        with monkeypatch.context() as patched:
+            patched.setattr(Processes, "check", check)
+            _wait_for_interrupt(processes)
+        assert len(checked) == 2
         assert signal.getsignal(signal.SIGTERM) is before
         processes.start("tuner", [sys.executable, "-c", "raise SystemExit(3)"])
         started = time.monotonic()

@@ -1,8 +1,8 @@
 /* A fork while another thread is the first to use the pool, run as a process of its own by
  * test_pool.py: the child has workers of its own, and can bind them.
  *
- * The linker puts `__wrap_pthread_atfork` in its place, which takes so long that the fork comes
- * before it.
+ * The linker puts `__wrap_pthread_atfork` in its place. It says that the thread has come to it, and
+ * goes on after the fork.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -16,8 +16,20 @@ typedef void handler(void);
 int __real_pthread_atfork(handler *before, handler *parent, handler *child);
 int __wrap_pthread_atfork(handler *before, handler *parent, handler *child);
 
+static int come[2], forked[2]; /* pipes */
+
+static void say(const int *pipe) {
+    if (write(pipe[1], "", 1) != 1) _exit(2);
+}
+
+static void hear(const int *pipe) {
+    char byte;
+    if (read(pipe[0], &byte, 1) != 1) _exit(2);
+}
+
 int __wrap_pthread_atfork(handler *before, handler *parent, handler *child) {
-    usleep(200 * 1000);
+    say(come);
+    hear(forked); /* parent and child each say it once, and each come here once */
     return __real_pthread_atfork(before, parent, child);
 }
 
@@ -33,10 +45,13 @@ static void *call(void *unused) {
 }
 
 int main(void) {
+    alarm(40); /* the thread may never come there */
+    if (pipe(come) != 0 || pipe(forked) != 0) return 2;
     pthread_t caller;
     pthread_create(&caller, NULL, call, NULL);
-    usleep(100 * 1000);
+    hear(come);
     pid_t child = fork();
+    say(forked);
     if (child == 0) {
         alarm(20);
         call(NULL);

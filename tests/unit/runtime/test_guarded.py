@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.sized_models import sized_model
+from tests.waiting import CountingLock, until
 from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.guarded import GuardedModel
@@ -60,15 +60,16 @@ def test_sizes_are_made_once_and_kept() -> None:
     assert again is executable.executable({"batch": 1, "sequence": 5})
 
 
-def test_a_program_is_made_once_by_many_threads() -> None:
+def test_a_program_is_made_once_by_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Sizes] = []
 
     def slowly(sizes: Sizes) -> Executable:
         calls.append(sizes)
-        time.sleep(0.02)
+        until(lambda: lock.callers == len(threads))
         return make(sizes)
 
-    executable = sized_model(PORTS, slowly)
+    executable, lock = sized_model(PORTS, slowly), CountingLock()
+    monkeypatch.setattr(executable, "_lock", lock)
     threads = [threading.Thread(target=executable.run, args=(arrays(1, 4),)) for _ in range(8)]
     for thread in threads:
         thread.start()

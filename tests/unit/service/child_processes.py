@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.processes import children_of, processor_seconds, text_of
 from tilewright.compiler.process import bounded
 from tilewright.compiler.process.bounded import BoundedChild, NoAnswer, Stop
 from tilewright.compiler.process.child import ChildProcess
@@ -19,14 +19,16 @@ LOADED_SECONDS = 0.8
 
 def bounded_children() -> set[int]:
     """The ids of the children that live."""
-    return {child for child in _children() if bounded.__name__ in _text(f"/proc/{child}/cmdline")}
+    return {
+        child
+        for child in children_of(os.getpid())
+        if bounded.__name__ in text_of(Path(f"/proc/{child}/cmdline"))
+    }
 
 
 def works(child: int) -> bool:
     """Whether a child has loaded the compiler, and so is in the middle of its work."""
-    fields = _text(f"/proc/{child}/stat").rpartition(")")[2].split()
-    ticks = sum(map(int, fields[11:13]))
-    return ticks >= LOADED_SECONDS * os.sysconf("SC_CLK_TCK")
+    return processor_seconds(child) >= LOADED_SECONDS
 
 
 def halt_first(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -46,16 +48,3 @@ def halt_first(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         return wait(self, child, left, stop)
 
     monkeypatch.setattr(BoundedChild, "_wait", halting)
-
-
-def _children() -> Iterator[int]:
-    for thread in Path("/proc/self/task").iterdir():
-        yield from map(int, _text(f"{thread}/children").split())
-
-
-def _text(path: str) -> str:
-    """The text of a file of /proc, which is empty if its process or thread has ended."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""

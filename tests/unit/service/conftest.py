@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +19,7 @@ from tests.databases import lay_database, share_compiled_statements
 from tests.unit.service.tuners import LocalWorker, model_bytes, queue_job
 from tests.unit.service.workers import FakeHarness, Running
 from tests.unit.tuner.fakes import FakeBuilder
+from tests.waiting import until
 from tilewright.compiler.process.bounded import Limits
 from tilewright.db.storage import Storage
 from tilewright.db.stores import blame
@@ -140,12 +140,11 @@ class LiveServer:
         settings = self.settings.model_copy(update={"port": self.port})
         config = server_config(create_app(settings, self.storage), settings)
         config.timeout_graceful_shutdown = 1
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            assert self._thread.is_alive()
-            time.sleep(0.01)
+        server = self._server = uvicorn.Server(config)
+        thread = self._thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        until(lambda: server.started or not thread.is_alive())
+        assert server.started
 
     def stop(self) -> None:
         if self._server is not None and self._thread is not None:

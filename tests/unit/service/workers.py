@@ -115,16 +115,6 @@ def queue(storage: Storage, *ids: str) -> None:
     storage.leases.submit(requests)
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for a condition. Pauses become longer: reading a database every 30 ms took 40 % of the
-    processor time of a test that waits for seconds."""
-    ends, pause = time.monotonic() + seconds, 0.005
-    while not condition():
-        assert time.monotonic() < ends, "it never happened"
-        time.sleep(pause)
-        pause = min(1.2 * pause, 0.1)
-
-
 def state(storage: Storage, name: str) -> RequestState:
     return storage.leases.status([name])[name].state
 

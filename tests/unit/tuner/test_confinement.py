@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel_code import library_of
+from tests.processes import children_of
 from tests.unit.tuner.test_local_runner import EXPECTED, _measured, _request, _result
 from tilewright.tuner.measure.harness.build import harness_folder, local_harness
 from tilewright.tuner.measure.harness.command import DeviceCommand
@@ -163,12 +164,6 @@ def test_the_guards_of_this_machine_are_logged(
     wanted = {"limits", "no privileges", "few system calls"}
     wanted |= {"own user"} if os.geteuid() == 0 else set()
     assert wanted <= set(line.partition(": ")[2].split(", "))
-
-
-def children_of(process: int) -> list[int]:
-    """Processes that it started."""
-    text = Path(f"/proc/{process}/task/{process}/children").read_text()
-    return [int(child) for child in text.split()]
 
 
 @pytest.mark.skipif(

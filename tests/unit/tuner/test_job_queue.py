@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.waiting import AnnouncingCondition
 from tilewright.tuner.measure.job_queue import MOST_TOGETHER, JobQueue
 from tilewright.tuner.protocol.batches import Candidate, MeasureRequest
 from tilewright.tuner.protocol.measurement import RecordKey
@@ -59,19 +61,28 @@ def test_two_measurements_of_one_trial_are_told_apart() -> None:
     assert _taken(_request("a"), _request("b", trial="t-a"), _request("c")) == [["a"], ["b", "c"]]
 
 
+def _while_take_waits(
+    queue: JobQueue[MeasureRequest], act: Callable[[], object]
+) -> list[MeasureRequest]:
+    """The result of a `take` during which another thread acts on the queue."""
+    changed = queue._changed = AnnouncingCondition()
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(queue.take, 30.0)
+        assert changed.waits.wait(30.0)
+        act()
+        return taken.result()
+
+
 def test_take_waits_for_a_first_item() -> None:
     queue: JobQueue[MeasureRequest] = JobQueue(lambda request: request)
-    later = threading.Timer(0.05, lambda: queue.put(_request("a")))
-    later.start()
-    assert [r.request_id for r in queue.take(30.0)] == ["a"]
+    taken = _while_take_waits(queue, lambda: queue.put(_request("a")))
+    assert [r.request_id for r in taken] == ["a"]
     assert queue.take(0.01) == []
 
 
 def test_a_closed_queue_gives_nothing_and_wakes_who_waits() -> None:
     queue: JobQueue[MeasureRequest] = JobQueue(lambda request: request)
-    later = threading.Timer(0.05, queue.close)
-    later.start()
-    assert queue.take() == []
+    assert _while_take_waits(queue, queue.close) == []
     queue.put(_request("a"))
     assert queue.take(0.0) == []
 

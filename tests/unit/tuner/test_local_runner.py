@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.kernel_code import library_of
+from tests.processes import children_of
+from tests.waiting import until
 from tilewright.tuner.measure.harness import local
 from tilewright.tuner.measure.harness.binary import harness_path
 from tilewright.tuner.measure.harness.build import harness, harness_folder
@@ -394,7 +396,7 @@ def test_a_candidate_without_a_sample_is_cancelled_and_the_others_keep_their_res
 def test_a_local_runner_keeps_the_order(library: bytes) -> None:
     runner = LocalRunner("w1")
     try:
-        requests = [_request(library, "good"), _request(library, "wrong")]
+        *requests, last = [_request(library, name) for name in ("good", "wrong", "good")]
         blobs = {digest_bytes(library): library, digest_bytes(EXPECTED): EXPECTED}
         for request in requests:
             runner.submit(request, blobs)
@@ -402,7 +404,8 @@ def test_a_local_runner_keeps_the_order(library: bytes) -> None:
         while len(found) < 2:
             found += [result.request_id for result in runner.poll(20.0)]
         assert found == [request.request_id for request in requests]
-        assert runner.poll(0.3) == []
+        runner.submit(last, blobs)
+        assert [result.request_id for result in runner.poll(20.0)] == [last.request_id], "each once"
     finally:
         runner.close()
 
@@ -436,26 +439,20 @@ def test_a_batch_with_a_missing_blob_fails_alone(runner: LocalRunner, library: b
     assert repeated.measurements[0][1].status is Status.OK
 
 
-def _children() -> set[int]:
-    """The processes that this process has started, from any thread."""
-    texts = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
-    return {int(child) for text in texts for child in text.split()}
-
-
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_a_harness_that_another_program_kills_costs_no_batch(library: bytes, busy: bool) -> None:
-    others = _children()
+    others = children_of(os.getpid())
     runner = LocalRunner("w1")
     try:
         assert _statuses(runner, library, "good") == {"good": Status.OK}
+        (harness,) = children_of(os.getpid()) - others
         request = _request(library, "good", "wrong")
         if busy:
             repeat = replace(request.repeat, samples=2, round_seconds=2.0)
             request = replace(request, repeat=repeat)
             runner.submit(request, {digest_bytes(d): d for d in (library, EXPECTED)})
-            time.sleep(1.0)
-        for child in _children() - others:
-            os.kill(child, signal.SIGKILL)
+            until(lambda: children_of(harness))  # the child that measures
+        os.kill(harness, signal.SIGKILL)
         (result,) = _measured(runner, request, library=library)
         assert dict(result.measurements)["good"].status is Status.OK
     finally:

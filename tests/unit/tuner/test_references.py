@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,8 @@ import pytest
 
 from tests.graphs import Maker
 from tests.kernels import as_workload
+from tests.unit.service.child_processes import bounded_children
+from tests.waiting import until
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.plan.workload import Workload
@@ -49,29 +49,8 @@ def _unlimited() -> ReferenceLimit:
     return ReferenceLimit(64 * GIB, operations=10**15)
 
 
-def _children() -> set[int]:
-    """Processes that compute references for this one."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = folder.joinpath("stat").read_text().rpartition(")")[2].split()[1]
-            asked = folder.joinpath("cmdline").read_text()
-        except OSError:
-            continue
-        if int(parent) == os.getpid() and "tilewright.compiler.process.bounded" in asked:
-            found.add(int(folder.name))
-    return found
-
-
 def _threads() -> int:
     return sum(t.name.startswith("tilewright-references") for t in threading.enumerate())
-
-
-def _until(true: Callable[[], object]) -> None:
-    ends = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
 
 
 def test_references_are_computed_once_each_by_another_process() -> None:
@@ -108,7 +87,7 @@ def test_closing_ends_at_once_what_is_under_way_and_queued() -> None:
     with ReferenceCache(each=_unlimited()) as other, ReferenceCache(each=_unlimited()) as cache:
         kept = other.get(_product())
         assert isinstance(kept, ExpectedOutput)
-        theirs, threads = _children(), _threads()
+        theirs, threads = bounded_children(), _threads()
         small = weakref.ref(cache.begin(_product(5), 0))
         assert isinstance(cache.get(_product(5)), ExpectedOutput)
         under_way = cache.prepare(_slow(), Phase.FINAL)
@@ -117,7 +96,7 @@ def test_closing_ends_at_once_what_is_under_way_and_queued() -> None:
         told: list[object] = []
         waiting = threading.Thread(target=lambda: told.append(under_way.cases()))
         waiting.start()
-        _until(lambda: len(_children() - theirs) == 2)
+        until(lambda: len(bounded_children() - theirs) == 2)
         begun = time.monotonic()
         cache.close()
         waiting.join()
@@ -125,7 +104,7 @@ def test_closing_ends_at_once_what_is_under_way_and_queued() -> None:
         assert told == [ENDED]
         assert queued.cases() is ENDED
         assert cache.get(_product(7)) is ENDED
-        assert _children() == theirs
+        assert bounded_children() == theirs
         assert _threads() == threads
         gc.collect()
         assert small() is None, "nothing is held"
@@ -136,16 +115,14 @@ def test_closing_ends_at_once_what_is_under_way_and_queued() -> None:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_a_job_that_is_stopped_loses_its_children_while_its_thread_is_busy() -> None:
     """Its loop may lower candidates for seconds before it looks at its token again."""
-    token, before = CancelToken(), _children()
+    token, before = CancelToken(), bounded_children()
     with ReferenceCache(each=_unlimited(), stop=token) as cache:
         assert isinstance(cache.get(_product()), ExpectedOutput)
         under_way = cache.prepare(_slow(), Phase.SCREEN)
-        _until(lambda: len(_children() - before) == 2)
+        until(lambda: len(bounded_children() - before) == 2)
         token.cancel()
-        ends = time.monotonic() + SECONDS_MOST
-        while _children() != before:
-            assert time.monotonic() < ends, "nobody asks, and nobody closes"
-            time.sleep(0.01)
+        # nobody asks, and nobody closes
+        until(lambda: bounded_children() == before, SECONDS_MOST)
         assert under_way.cases() is ENDED
         assert cache.get(_product(7)) is ENDED
 

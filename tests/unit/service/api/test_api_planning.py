@@ -18,6 +18,7 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.waiting import until_async
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
@@ -64,6 +65,11 @@ def doing(call: Callable[..., Any], *arguments: Any) -> Any:
     return SimpleNamespace(run=partial(call, *arguments))
 
 
+async def until_queued(planning: Planning, asker: str, count: int) -> None:
+    """Wait until this many questions of an asker wait for its turn."""
+    await until_async(lambda: len(planning._turns._waiting.get(asker, ())) == count)
+
+
 def refused(planning: Planning, question: Any) -> ApiProblem:
     async def ask() -> None:
         await planning._ask(question, "model 'm'", "me")
@@ -86,10 +92,13 @@ def test_a_child_that_is_killed_without_work_is_replaced(limited: Callable[..., 
     planning = limited()
 
     async def run() -> None:
-        for pause in (0.0, 0.3):  # before the pool has seen that the child is gone, and after
+        for noticed in (False, True):  # whether the pool has seen that the child is gone
             child = await planning._ask(doing(os.getpid), "first", "me")
+            pool = planning._pool
+            assert pool is not None
             os.kill(child, signal.SIGKILL)
-            await asyncio.sleep(pause)
+            if noticed:
+                await until_async(lambda pool=pool: not pool.active)
             found = await asyncio.gather(
                 *(planning._ask(doing(os.getpid), "next", "me") for _ in range(3))
             )
@@ -188,10 +197,8 @@ def test_a_question_of_two_askers_does_not_wait_in_the_turns_of_the_first(
             asyncio.ensure_future(planning._ask(doing(time.sleep, 3600), "slow", "greedy"))
             for _ in range(planning._processes + api_planning.MOST_OF_ONE - 2)
         ]
-        await asyncio.sleep(0.1)
         early = asyncio.ensure_future(planning.find(question, "greedy"))
-        while ("greedy" not in planning._turns._waiting) or not planning.knows(question, "greedy"):
-            await asyncio.sleep(0.01)
+        await until_queued(planning, "greedy", api_planning.MOST_OF_ONE)
         begun = len(asked)
         found = await asyncio.wait_for(planning.find(question, "other"), 60)
         assert not early.done(), "it waits for its own turn"
@@ -215,7 +222,7 @@ def test_a_refusal_of_one_asker_is_not_that_of_another(
             asyncio.ensure_future(planning._ask(doing(time.sleep, 3600), "slow", "greedy"))
             for _ in range(64)
         ]
-        await asyncio.sleep(0.1)
+        await until_queued(planning, "greedy", api_planning.MOST_OF_ONE)
         both = (planning.find(question, asker) for asker in ("greedy", "other"))
         refused, found = await asyncio.gather(*both, return_exceptions=True)
         assert isinstance(refused, ApiProblem) and refused.status == 503

@@ -24,6 +24,23 @@ from tilewright.tuner.protocol.version import PROTOCOL
 
 
 @pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when the service has looked for requests for a first claim, which then waits.
+
+    A test names it before `client`, whose application takes the function that is replaced here.
+    """
+    event, claim_all = threading.Event(), LeaseStore.claim_all
+
+    def look(*arguments: Any, **options: Any) -> Any:
+        found = claim_all(*arguments, **options)
+        event.set()
+        return found
+
+    monkeypatch.setattr(LeaseStore, "claim_all", look)
+    return event
+
+
+@pytest.fixture
 def worker(client: TestClient) -> str:
     return registered(client)
 
@@ -48,13 +65,17 @@ def test_a_worker_gets_no_work_for_other_targets(
 
 
 def test_a_long_poll_returns_as_soon_as_there_is_work(
-    client: TestClient, settings: Settings, storage: Storage, worker: str
+    looked: threading.Event,
+    client: TestClient,
+    settings: Settings,
+    storage: Storage,
+    worker: str,
 ) -> None:
     patient = settings.model_copy(update={"long_poll_seconds": 30.0})
     cast(FastAPI, client.app).state.settings = patient
 
     def later() -> None:
-        time.sleep(0.1)
+        assert looked.wait(60.0)
         queue(storage, "late")
 
     thread = threading.Thread(target=later)
@@ -165,10 +186,10 @@ def test_released_leases_go_back_to_the_queue(
 
 
 def test_a_long_poll_ends_without_work_for_a_worker_that_is_drained_meanwhile(
-    client: TestClient, storage: Storage, worker: str
+    looked: threading.Event, client: TestClient, storage: Storage, worker: str
 ) -> None:
     def later() -> None:
-        time.sleep(0.1)
+        assert looked.wait(60.0)
         storage.workers.drain(worker)
         queue(storage, "late")
 
@@ -180,21 +201,14 @@ def test_a_long_poll_ends_without_work_for_a_worker_that_is_drained_meanwhile(
 
 
 def test_a_long_poll_ends_at_once_for_a_worker_that_leaves(
-    settings: Settings, storage: Storage, owner: str, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, storage: Storage, owner: str, looked: threading.Event
 ) -> None:
     """The worker waits for this answer before it ends."""
-    looked = threading.Event()
-    claim_all = LeaseStore.claim_all
-
-    def look(*arguments: Any, **options: Any) -> Any:
-        looked.set()
-        return claim_all(*arguments, **options)
 
     def later() -> None:
-        looked.wait(60.0)
+        assert looked.wait(60.0)
         storage.workers.leave(worker)
 
-    monkeypatch.setattr(LeaseStore, "claim_all", look)
     patient = settings.model_copy(update={"long_poll_seconds": 120.0})
     header = {"Authorization": f"Bearer {owner}"}
     with TestClient(create_app(patient, storage), headers=header) as client:

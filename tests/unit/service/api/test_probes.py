@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.testclient import TestClient
 
 from tests.unit.service.tuners import running
-from tests.unit.service.workers import until
+from tests.waiting import until
 from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage

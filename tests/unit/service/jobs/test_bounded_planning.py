@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tests.unit.service.child_processes import bounded_children, halt_first, works
 from tests.unit.service.tuners import loop, model_bytes, queue_job, running
-from tests.unit.service.workers import until
+from tests.waiting import until
 from tilewright.compiler.errors import CompilerError, InvalidModelError, OutOfMemoryError
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.process import bounded

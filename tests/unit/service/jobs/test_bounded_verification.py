@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from tests.unit.service.child_processes import bounded_children, halt_first, works
 from tests.unit.service.tuners import loop, model_bytes, queue_job, running
-from tests.unit.service.workers import until
+from tests.waiting import until
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.process.bounded import Limits
 from tilewright.compiler.program.builder import build_program

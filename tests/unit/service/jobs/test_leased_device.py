@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from tests.small_program import compile_program
 from tests.unit.service.leased import Call, broken, loadable, states, worker_process, worker_thread
-from tests.unit.service.workers import until
+from tests.waiting import until
 from tilewright.compiler.targets.device import find_device
 from tilewright.compiler.targets.host import host_target
 from tilewright.db.engine import writing

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,9 +12,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.processes import hangs_below
 from tests.small_program import compile_program
 from tests.unit.c_library.conftest import drawing
 from tests.unit.service.leased import broken, loadable
+from tests.waiting import until
 from tilewright.compiler import driver
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
@@ -66,6 +67,11 @@ def ask(
 
 def hanging(model: Loadable) -> tuple[RunRequest, dict[str, memoryview]]:
     return ask([broken(model, "br label %entry")], CheckWork(0, 1, {}))
+
+
+def until_it_hangs() -> None:
+    """Wait until a harness of this process runs the program of `hanging`."""
+    until(lambda: hangs_below(os.getpid()))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -143,15 +149,18 @@ def test_a_device_that_hides_its_caches_has_a_memory(runner: LocalRunner) -> Non
 
 def test_a_run_ends_with_its_runner(model: Loadable) -> None:
     runner = LocalRunner("w1")
-    threading.Timer(1.0, runner.close).start()
-    assert runner.run(*hanging(model)).status is RunStatus.CANCELLED
+    with ThreadPoolExecutor(1) as callers:
+        found = callers.submit(runner.run, *hanging(model))
+        until_it_hangs()
+        runner.close()
+        assert found.result(timeout=30.0).status is RunStatus.CANCELLED
 
 
 def test_runs_that_wait_when_a_runner_is_closed_are_cancelled(model: Loadable) -> None:
     runner = LocalRunner("w1")
     with ThreadPoolExecutor(2) as callers:
         found = [callers.submit(runner.run, *hanging(model)) for _ in range(2)]
-        time.sleep(1.0)
+        until_it_hangs()
         runner.close()
         statuses = {each.result(timeout=30.0).status for each in found}
     assert statuses == {RunStatus.CANCELLED}

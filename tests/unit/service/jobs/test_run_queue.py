@@ -12,7 +12,7 @@ import pytest
 
 from tests.small_program import compile_program
 from tests.unit.service.leased import Call, answer, claim_one, loadable, states, worker_thread
-from tests.unit.service.workers import until
+from tests.waiting import until
 from tilewright.compiler.targets.device import find_device
 from tilewright.compiler.targets.host import host_target
 from tilewright.db.review_state import Attestation, ClaimReporter

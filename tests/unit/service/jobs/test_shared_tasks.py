@@ -13,7 +13,7 @@ import pytest
 
 from tests.small_program import model_bytes
 from tests.unit.service.tuners import LocalWorker, running
-from tests.unit.service.workers import until
+from tests.waiting import until
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.host import resolve_target

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.service.tuners import loop, queue_job, running, work_once
-from tests.unit.service.workers import until
+from tests.waiting import until
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.job_states import JobState

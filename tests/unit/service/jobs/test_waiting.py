@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
+from tests.waiting import until_async
 from tilewright.compiler.targets.target import known_targets
 from tilewright.db.storage import Storage
 from tilewright.service.api.notifier import Notifier
@@ -221,14 +222,12 @@ def test_a_notifier_says_for_how_long_it_has_been_deaf() -> None:
         now[0] = 140.0
         assert notifier.seconds_without_notices == 40.0
         again.set()
-        while notifier.seconds_without_notices:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: not notifier.seconds_without_notices)
         await notifier.stop()
 
         dead = Notifier(Failing([SystemExit()]), states({}), 3600)
         await dead.start()
-        while dead.seconds_without_notices < 1e9:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: dead.seconds_without_notices >= 1e9)
         await dead.stop()
 
     asyncio.run(run())

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from tests.measured import honest
 from tests.unit.service.jobs.test_schedule_reviews import TARGET, model
 from tests.unit.service.tuners import queue_job, running
-from tests.unit.service.workers import until
+from tests.waiting import until
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION

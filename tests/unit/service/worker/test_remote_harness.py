@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from tests.kernel_code import library_of
+from tests.processes import children_of, hangs_below
 from tests.unit.service.added_arrays import adding, measure, submit
-from tests.unit.service.workers import until
+from tests.waiting import until
 from tilewright.compiler.targets.host import host_target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import RequestState
@@ -350,8 +351,7 @@ def test_a_device_that_is_lost_gives_its_work_back_and_is_found_again(
     code = library_of(KERNELS, tmp_path)
     submit(device, host_target(), code, ("hangs",), Phase.SCREEN, limit_seconds=8.0)
     device.runner.poll(0.0)  # which queues it
-    until(lambda: bool(storage.leases.in_hand()))
-    time.sleep(1.0)
+    until(lambda: hangs_below(worker.pid))
     for child in children_of(worker.pid):
         os.kill(child, signal.SIGKILL)
     until(lambda: "the device is lost" in (tmp_path / "log").read_text())
@@ -370,9 +370,7 @@ def test_work_that_brings_a_device_down_twice_is_not_tried_there_again(
     submit(device, host_target(), code, ("hangs",), Phase.SCREEN, limit_seconds=60.0)
     device.runner.poll(0.0)  # which queues it
     for time_ in ("a first", "a second"):
-        until(lambda: bool(storage.leases.in_hand()))
-        until(lambda: len(children_of(worker.pid)) == 1)
-        time.sleep(1.0)
+        until(lambda: hangs_below(worker.pid))
         for child in children_of(worker.pid):
             os.kill(child, signal.SIGKILL)
         lost = "the device is lost"
@@ -395,16 +393,17 @@ def test_a_request_that_comes_during_a_probe_is_worked_on_after_it(
         process.stdin.write(b'{"do":"probe"}\n')
         process.stdin.flush()
         ends = time.monotonic() + 0.2
-        children: list[int] = []
+        children: set[int] = set()
         while not children and time.monotonic() < ends:
             children = children_of(process.pid)
         if children:
-            os.kill(children[0], signal.SIGSTOP)
+            (probe,) = children
+            os.kill(probe, signal.SIGSTOP)
             break
     process.stdin.write(json.dumps(work).encode() + b"\n")
     process.stdin.flush()
     time.sleep(0.6)
-    os.kill(children[0], signal.SIGCONT)
+    os.kill(probe, signal.SIGCONT)
     found = next(line for line in process.stdout if line.startswith(b'{"need"'))
     assert set(json.loads(found)["need"]) == set(request.digests)
     process.stdin.close()  # its agent has ended
@@ -479,10 +478,11 @@ def test_a_device_where_nothing_can_be_copied_says_so(folder: Path, tmp_path: Pa
 
 
 def test_what_wraps_a_harness_ends_with_it(folder: Path) -> None:
+    others = children_of(os.getpid())
     command = DeviceCommand("sh -c '{} \"$@\"; true' x", folder, print)
     harness = Harness(command, HarnessLimits(1 << 20), print)
     harness.begin("w")
-    (wrapper,) = children_of(os.getpid())[-1:]
+    (wrapper,) = children_of(os.getpid()) - others
     (inner,) = children_of(wrapper)
     harness.close()
     until(lambda: not Path(f"/proc/{inner}/environ").exists())
@@ -499,12 +499,6 @@ def test_a_device_that_floods_is_lost(folder: Path, tmp_path: Path) -> None:
             harness.begin("w")
             time.sleep(0.05)
     harness.close()
-
-
-def children_of(process: int) -> list[int]:
-    """Processes that it started."""
-    text = Path(f"/proc/{process}/task/{process}/children").read_text()
-    return [int(child) for child in text.split()]
 
 
 FAKE = """

@@ -14,7 +14,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.measured import honest
-from tests.unit.service.workers import TARGET, FakeHarness, Running, queue, state, until
+from tests.unit.service.workers import TARGET, FakeHarness, Running, queue, state
+from tests.waiting import until
 from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest, RequestState
@@ -29,6 +30,39 @@ from tilewright.tuner.measure.harness.driver import HarnessLimits
 from tilewright.tuner.protocol.batches import MeasureRequest, MeasureResult
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the worker's calls of the service that were answered, in order."""
+    found: list[str] = []
+    call = Api.call
+
+    def called(api: Api, method: str, path: str, *arguments: Any, **options: Any) -> Any:
+        answer = call(api, method, path, *arguments, **options)
+        found.append(path)
+        return answer
+
+    monkeypatch.setattr(Api, "call", called)
+    return found
+
+
+def until_called(calls: list[str], path: str) -> None:
+    """Wait until the worker has called a path of the service two more times.
+
+    The second of these calls began after the first was answered, hence after this wait began.
+    """
+    before = calls.count(path)
+    until(lambda: calls.count(path) >= before + 2)
+
+
+def until_heartbeats(storage: Storage, count: int) -> None:
+    """Wait for more heartbeats of the only worker."""
+    for _ in range(count):
+        (worker,) = storage.workers.list()
+        until(
+            lambda before=worker: storage.workers.list()[0].last_heartbeat > before.last_heartbeat
+        )
 
 
 def test_a_worker_measures_and_reports(
@@ -93,7 +127,10 @@ def test_a_worker_that_stops_with_its_service_warns_of_nothing(
 
 
 def test_a_drained_worker_finishes_what_it_has(
-    storage: Storage, start: Callable[[], Running], harness: type[FakeHarness]
+    storage: Storage,
+    start: Callable[[], Running],
+    harness: type[FakeHarness],
+    calls: list[str],
 ) -> None:
     """It holds two leases when it is drained; later requests stay in the queue."""
     harness.gate.clear()
@@ -106,7 +143,8 @@ def test_a_drained_worker_finishes_what_it_has(
     until(lambda: "drained: nothing new comes" in running.log)
     harness.gate.set()
     until(lambda: state(storage, "b") is RequestState.DONE)
-    time.sleep(0.5)  # two heartbeats, a long poll
+    until_called(calls, "/v1/leases/claim")
+    until_heartbeats(storage, 2)
     assert state(storage, "c") is RequestState.QUEUED and harness.measured == ["a", "b"]
     storage.workers.drain(worker.id, draining=False)
     until(lambda: state(storage, "c") is RequestState.DONE)
@@ -208,11 +246,13 @@ def test_nothing_is_claimed_while_results_wait_to_be_reported(
 ) -> None:
     """Otherwise the worker would be offered requests that it has measured already, once its lease
     expires."""
-    refusing = True
+    refusing, refused = True, 0
     complete = type(storage.leases).complete_all
 
     def when_it_may(*arguments: Any) -> Any:
+        nonlocal refused
         if refusing:
+            refused += 1
             raise StorageError("away", StorageKind.UNREACHABLE)
         return complete(*arguments)
 
@@ -223,7 +263,8 @@ def test_nothing_is_claimed_while_results_wait_to_be_reported(
     until(lambda: len(harness.measured) >= 1)
     (worker,) = storage.workers.list()
     until(lambda: storage.leases.in_hand().get(worker.id, 0) <= len(harness.measured))
-    time.sleep(1.0)  # as long as several claims take
+    before = refused
+    until(lambda: refused >= before + 4)  # as long as several claims take
     claimed = [name for name in names if storage.leases.history(name)]
     assert len(claimed) <= 4
     refusing = False
@@ -241,11 +282,7 @@ def test_a_cancelled_request_is_dropped(
     storage.leases.cancel(request_ids=["a"])
     queue(storage, "b")
     # It has the answer to a heartbeat when it sends the next; the first may have been on its way.
-    for _ in range(3):
-        (worker,) = storage.workers.list()
-        until(
-            lambda before=worker: storage.workers.list()[0].last_heartbeat > before.last_heartbeat
-        )
+    until_heartbeats(storage, 3)
     harness.gate.set()
     until(lambda: state(storage, "b") is RequestState.DONE)
     assert harness.measured == ["b"]

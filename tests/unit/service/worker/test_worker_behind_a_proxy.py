@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.unit.service.proxies import PAGE, Answer, Proxy
-from tests.unit.service.workers import TARGET, FakeHarness, Running, queue, state, until
+from tests.unit.service.workers import TARGET, FakeHarness, Running, queue, state
+from tests.waiting import until
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest, RequestState
 from tilewright.service.worker.claiming import MOST_DAMAGED

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.unit.service.workers import Running, until
+from tests.unit.service.workers import Running
+from tests.waiting import until
 from tilewright.db.storage import Storage
 from tilewright.service.api.schemas.workers import HeartbeatRequest, WorkerCondition
 from tilewright.service.cli import run

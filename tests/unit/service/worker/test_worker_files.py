@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.service.workers import REFERENCE, FakeHarness, Running, queue, state, until
+from tests.unit.service.workers import REFERENCE, FakeHarness, Running, queue, state
+from tests.waiting import until
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import RequestState
 from tilewright.service.worker.cache import BlobCache
