@@ -30,7 +30,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     ),
     "compiler/schedule": ("tests/golden/kernels", "tests/unit/schedule", "tests/unit/codegen"),
     "tuner": (
-        *("tests/unit/tuner", "tests/unit/test_roofline.py"),
+        "tests/unit/tuner",
         *(f"tests/unit/service/api/test_{name}.py" for name in ("results", "task_code")),
         *(f"tests/unit/service/jobs/test_{name}.py" for name in ("leased_device", "verification")),
     ),

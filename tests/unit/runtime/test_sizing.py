@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.test_sizes import VALUES, H, M, N, U, _sizes
+from tests.unit.sizes.test_sizes import VALUES, H, M, N, U, _sizes
 from tilewright.compiler.runtime.sizing import Rules, SizingStruct, sizing_functions
 from tilewright.compiler.sizes import Dimension, at, dynamic_size
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_core_kinds import ORION, board
+from tests.unit.targets.test_core_kinds import ORION, board
 from tilewright.service.worker.check import DeviceFinding, Grade, check_device, exit_status, report
 from tilewright.service.worker.options import parse_arguments
 from tilewright.service.worker.process import main
