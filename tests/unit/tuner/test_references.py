@@ -121,7 +121,7 @@ def test_a_job_that_is_stopped_loses_its_children_while_its_thread_is_busy() -> 
         under_way = cache.prepare(_slow(), Phase.SCREEN)
         until(lambda: len(bounded_children() - before) == 2)
         token.cancel()
-        # nobody asks, and nobody closes
+        # without a call of `get` or `close`
         until(lambda: bounded_children() == before, SECONDS_MOST)
         assert under_way.cases() is ENDED
         assert cache.get(_product(7)) is ENDED
