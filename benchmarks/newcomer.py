@@ -128,11 +128,13 @@ def script(step: Step, documents: Path) -> str:
     lines = []
     for name, heading in step.sections:
         for language, text in blocks((documents / name).read_text(), heading):
-            if language == "python":
-                lines.append(f"python - <<'END'\n{text}END")
-            else:
-                lines += [_typed(line) for line in text.splitlines()]
+            lines.append(f"python - <<'END'\n{text}END" if language == "python" else typed(text))
     return "\n".join(lines)
+
+
+def typed(block: str) -> str:
+    """The shell commands for a shell block of a page, one line for each of its lines."""
+    return "\n".join(_typed(line) for line in block.splitlines())
 
 
 def _typed(line: str) -> str:
@@ -153,6 +155,7 @@ def _typed(line: str) -> str:
 BEFORE = f"""
 set -eu -o pipefail
 leave() {{
+  local -; set +x
   : > left.log  # what the one before printed would be taken for this one's
   bash -c "exec $1" > left.log 2>&1 &
   for _ in $(seq 300); do

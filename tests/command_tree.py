@@ -25,3 +25,8 @@ def _of_tree(tree: click.Command) -> Mapping[str, click.Command]:
 
 
 COMMANDS: Mapping[str, click.Command] = _of_tree(typer.main.get_command(app))
+
+
+def option_names(command: click.Command) -> set[str]:
+    """The options of a command, such as --json and -q."""
+    return {name for each in command.params for name in each.opts if name.startswith("-")}

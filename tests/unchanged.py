@@ -86,9 +86,11 @@ GROUPS: Mapping[str, Group] = {
             "tests/unit/benchmarks",
             *(
                 f"tests/unit/test_{name}.py"
-                for name in ("compose", "deploy", "release", "site", "typescript")
+                for name in (
+                    *("compose", "deploy", "docs_commands", "release", "site", "typescript"),
+                    "wheels",
+                )
             ),
-            "tests/unit/test_wheels.py",
         ),
         (
             *(*PACKAGES, "benchmarks", "clients", "deploy", "docs", "examples", "Dockerfile"),

@@ -10,15 +10,11 @@ import click
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator
 
-from tests.command_tree import COMMANDS
+from tests.command_tree import COMMANDS, option_names
 from tilewright.compiler.package import package_version
 from tilewright.service.cli import _known, run
 from tilewright.service.cli.tree import TREE, paths
 from tilewright.service.settings import Settings
-
-
-def options(command: click.Command) -> set[str]:
-    return {option for each in command.params for option in each.opts if option.startswith("-")}
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -30,7 +26,7 @@ def test_it_has_an_example_that_it_takes(words: str) -> None:
     first, *given = shlex.split(example.removeprefix("Example: "))
     assert [first, *given[: len(words.split())]] == ["tilewright", *words.split()]
     given = given[len(words.split()) :]
-    assert {word for word in given if word.startswith("-")} <= options(command)
+    assert {word for word in given if word.startswith("-")} <= option_names(command)
     with command.make_context(words, given, resilient_parsing=True) as context:
         named = {each.name for each in command.params if isinstance(each, click.Argument)}
         missing = [each.name for each in command.params if each.required]
@@ -39,7 +35,7 @@ def test_it_has_an_example_that_it_takes(words: str) -> None:
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_it_has_the_options_about_output(words: str) -> None:
-    assert {"--json", "--quiet", "-q", "--verbose", "-v"} <= options(COMMANDS[words])
+    assert {"--json", "--quiet", "-q", "--verbose", "-v"} <= option_names(COMMANDS[words])
 
 
 @pytest.mark.parametrize("words", COMMANDS)
