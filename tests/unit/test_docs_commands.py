@@ -259,8 +259,10 @@ for name in sys.argv[1:]:
     found = found[name]
 print(found)
 """
+"""A program that prints a field of the first object of a JSON list."""
 
 STAYS = re.compile(r"(?m)^(tilewright server run|tilewright-worker (?!--check).*?)(?= *(#|$))")
+"""Commands that run until they are stopped, on lines that do not always say `goes on`."""
 
 
 def lay_programs(folder: Path) -> None:
@@ -269,7 +271,7 @@ def lay_programs(folder: Path) -> None:
     entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     programs = {name: entry.split(":") for name, entry in entries.items()}
     starts = {
-        name: f' -c "from {module} import {main}; {main}()"'
+        name: f' -c "import sys; from {module} import {main}; sys.exit({main}())"'
         for name, (module, main) in programs.items()
     }
     for name, start in {**starts, "python": ""}.items():
@@ -305,8 +307,8 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-class Service:
-    """A home with a data folder and a port, and its shells. `run` starts the service there."""
+class Home:
+    """A home folder with a database and the package's programs, and a port for a service."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.home, self.port = folder / "home", free_port()
@@ -322,9 +324,9 @@ class Service:
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Iterator[Service]:
+def service(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Iterator[Home]:
     folder = tmp_path_factory.mktemp("service")
-    found = Service(folder, cache_folder)
+    found = Home(folder, cache_folder)
     shells = found.shells(folder, folder / "log")
     try:
         assert shells.type(typed(f"tilewright server run {GOES_ON}")) == 0, (
@@ -341,8 +343,8 @@ def test_blocks_work(
     page: str, tmp_path: Path, cache_folder: Path, request: pytest.FixtureRequest
 ) -> None:
     session = SESSIONS.get(page, Session())
-    at: Service = (
-        request.getfixturevalue("service") if session.service else Service(tmp_path, cache_folder)
+    at: Home = (
+        request.getfixturevalue("service") if session.service else Home(tmp_path, cache_folder)
     )
     folder, log = tmp_path / "user", tmp_path / "log"
     folder.mkdir()
