@@ -181,8 +181,10 @@ def optimise(
     without = choice.without | (unsuited_passes(mode.target) - choice.including)
     precision = DType(mode.precision)
     target = mode.target
-    enough = target.lookup_operations
-    return run_passes(graph, observer, timings, without, target.factor, enough, precision)
+    lookup_operations = target.lookup_operations
+    return run_passes(
+        graph, observer, timings, without, target.factor, lookup_operations, precision
+    )
 
 
 def unsuited_passes(target: Target) -> frozenset[str]:

@@ -38,8 +38,8 @@ _choose_temporary_folder()
 # No test reads or writes the data of the user who runs it.
 _data_folder = tempfile.TemporaryDirectory(prefix="tilewright-tests-")
 os.environ["TILEWRIGHT_DATA_FOLDER"] = _data_folder.name
-for variable in ("TILEWRIGHT_DATABASE_URL", "TILEWRIGHT_BLOB_URL"):
-    os.environ.pop(variable, None)
+for variable in ("DATABASE_URL", "BLOB_URL", "SERVER", "TOKEN"):
+    os.environ.pop(f"TILEWRIGHT_{variable}", None)
 
 # generated files are as their sources are now, also where the package was installed before a change
 for _generator in ("service/client/generate.py", "tuner/protocol/generate.py"):

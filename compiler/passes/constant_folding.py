@@ -22,7 +22,8 @@ from tilewright.compiler.sizes import dynamic_sizes
 
 GROWTH_LIMIT_BYTES = 1 << 22
 """Maximum size in bytes of a folded value that is larger than its operands, such as an expanded
-zero."""
+zero. The weights of a convolution in 8 bits that exceed the limit in float32 stay in 8 bits
+(`integer_products`)."""
 
 
 def constant_folding(graph: Graph) -> Graph:

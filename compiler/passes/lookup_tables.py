@@ -32,16 +32,17 @@ MOST_NODES = 60
 """Maximum number of nodes that are replaced by one lookup."""
 
 
-def lookup_tables(graph: Graph, enough: int | None = None) -> Graph:
+def lookup_tables(graph: Graph, lookup_operations: int | None = None) -> Graph:
     """Replace costly elementwise functions of one 8-bit tensor by lookups.
 
-    A function is costly if one of its operators is, or if it has more than `enough` operators. If
-    `enough` is None, cheap operators are never replaced, however many they are.
+    A function is costly if one of its operators is, or if it has more than `lookup_operations`
+    operators. If `lookup_operations` is None, cheap operators are never replaced, however many they
+    are.
     """
-    return rewrite(graph, partial(_tabled, enough=enough))
+    return rewrite(graph, partial(_tabled, lookup_operations=lookup_operations))
 
 
-def _tabled(rewriter: Rewriter, node: Node, enough: int | None) -> str | None:
+def _tabled(rewriter: Rewriter, node: Node, lookup_operations: int | None) -> str | None:
     if rewriter.type(node.outputs[0]).dtype not in INT8_TYPES:
         return None
     found = function_of(rewriter, node)
@@ -52,7 +53,7 @@ def _tabled(rewriter: Rewriter, node: Node, enough: int | None) -> str | None:
     table, known = values_of(rewriter, source, nodes), rewriter.array(source)
     if known is not None:
         return rewriter.constant(table[known.view(np.uint8)], node.outputs[0])
-    many = enough is not None and len(nodes) > enough
+    many = lookup_operations is not None and len(nodes) > lookup_operations
     if (node.op == "lookup" and len(nodes) == 1) or not (costly or many):
         return None
     return rewriter.emit("lookup", [source, rewriter.constant(table, f"{node.name}.table")])

@@ -83,7 +83,7 @@ def optimise(
     timings: Timings | None = None,
     without: Collection[str] = (),
     factor: IntegerFactor = unsigned,
-    enough: int | None = None,
+    lookup_operations: int | None = None,
     stored: DType = DType.FLOAT32,
     repeated: bool = False,
 ) -> Graph:
@@ -98,10 +98,10 @@ def optimise(
         without: names of passes that do not run.
         factor: maps a stored integer type to the type in which the target multiplies it, or to None
             if the target does not multiply it as an integer.
-        enough: a function with more than this number of cheap operators is replaced by a lookup in
-            a table (pass `lookup_tables`). It is the number of cheap operations that take as long
-            as the lookup (`Target.lookup_operations`). None if cheap operators are never replaced,
-            however many they are.
+        lookup_operations: a function with more than this number of cheap operators is replaced by a
+            lookup in a table (pass `lookup_tables`). It is the number of cheap operations that take
+            as long as the lookup (`Target.lookup_operations`). None if cheap operators are never
+            replaced, however many they are.
         stored: the type in which the pass `mixed_precision` stores values. With float32, the pass
             does not run. Bodies of control flow are always optimised with float32. If all products
             of a graph or body have factors of one 16-bit float type, the pass stores values in that
@@ -131,7 +131,7 @@ def optimise(
         quantised_products: partial(quantised_products, factor=factor),
         integer_activation_products: partial(integer_activation_products, factor=factor),
         quantised_activation_products: partial(quantised_activation_products, factor=factor),
-        lookup_tables: partial(lookup_tables, enough=enough),
+        lookup_tables: partial(lookup_tables, lookup_operations=lookup_operations),
     }
     for _ in range(ROUNDS):
         before = graph
@@ -142,7 +142,7 @@ def optimise(
 
     def of_body(body: Graph, inner: bool) -> Graph:
         again = repeated or inner
-        return optimise(body, None, timings, without, factor, enough, repeated=again)
+        return optimise(body, None, timings, without, factor, lookup_operations, repeated=again)
 
     graph = optimise_bodies(graph, of_body)
     narrow_type = own or stored

@@ -175,6 +175,8 @@ def check_destination(path: str | Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         staging.mkdir()  # the permissions of /proc allow root more than the kernel does
         staging.rmdir()
+    except ValueError as error:  # a null byte
+        raise _not_written(path, error) from error
     except OSError as error:
         raise ArtifactError(
             f"cannot write artifact '{path}': no folder can be created in '{above}' "

@@ -78,6 +78,7 @@ def _near(name: str, known: Mapping[str, Target]) -> Sequence[str]:
     one per architecture. Otherwise, they are the names that resemble `name`, contain it, or
     resemble it apart from the digits: `apple-m1` for `m1`, `znver4` for `zen9`.
     """
+    name = name.lower()
 
     def masked(text: str) -> str:
         return re.sub(r"\d+", "0", text)
@@ -85,7 +86,7 @@ def _near(name: str, known: Mapping[str, Target]) -> Sequence[str]:
     present = {each: {f for f in known[each].features if f.startswith("+")} for each in known}
     smallest: dict[str, Target] = {}
     for each in sorted(known, key=lambda each: len(present[each])):
-        if f"+{name.lower()}" in present[each]:
+        if f"+{name}" in present[each]:
             smallest.setdefault(known[each].arch, known[each])
     if smallest:
         return [target.name for target in smallest.values()]

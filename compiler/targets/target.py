@@ -36,13 +36,13 @@ KEY_VERSION = 1
 """Version of the meaning of a target's fields, and part of every target key. It is incremented when
 the meaning of a field changes."""
 
-_PERMUTED = 9
+_PERMUTE_OPERATIONS = 9
 """Number of cheap vector operations that take as long as a lookup by a vector instruction."""
 
-_SEPARATE = 5
+_LOAD_INSTRUCTIONS = 5
 """Number of instructions of a lookup of one 8-bit element by a load of its own."""
 
-_SEPARATE_BITS = 256
+_LOAD_BITS = 256
 """Maximum vector width in bits for which separate lookups take less time than costly functions."""
 
 
@@ -326,15 +326,15 @@ class Target(JsonValue):
 
         The lookup finds each element of a vector in a table of 256. Without an instruction for it,
         each element has a load of its own. This takes less time than a costly function such as
-        Sigmoid only if vectors are short: on a Zen 3 (256 bits), EfficientNet-B0 and an object
-        detector ran at 1.8 and 1.4 times their speed. With vectors of 512 bits, twice as many
-        instructions result as for the function, and the property is None.
+        Sigmoid only if vectors are short: on a Zen 3 (256 bits), EfficientNet-B0 ran at 1.4 to 1.6
+        times its speed, and an object detector at 1.4 times. With vectors of 512 bits, twice as
+        many instructions result as for the function, and the property is None.
         """
         if self.lookup is not None:
-            return _PERMUTED
-        if self.vector_bits > _SEPARATE_BITS:
+            return _PERMUTE_OPERATIONS
+        if self.vector_bits > _LOAD_BITS:
             return None
-        return _SEPARATE * self.lanes(DType.INT32)
+        return _LOAD_INSTRUCTIONS * self.lanes(DType.INT32)
 
     def with_vector_bits(self, vector_bits: int) -> Target:
         """Return the target with vectors of `vector_bits` bits, named `name:bits`.

@@ -50,7 +50,10 @@ def train(target: TargetOption = "host", as_json: JsonOption = False) -> None:
     trained = train_cost_model(storage, target_key(target))
     storage.close()
     if trained is None:
-        raise UserError(f"target '{target}' has too few tuned tasks to learn from and to judge by")
+        raise UserError(
+            f"target '{target}' has too few tuned tasks that this release can read, to learn from "
+            "and to judge by"
+        )
     if as_json:
         _tell([trained.model])
     else:

@@ -427,8 +427,11 @@ def fault(words: Sequence[str]) -> str:
             named = [word.partition("=")[0] for word in given]
             unknown = [word for word in named if word not in make_words()]
             return f"no target or variable {unknown[0]}" if unknown else ""
-        case "python" | "python3" if given[0] == "-m":
-            return "" if importlib.util.find_spec(given[1]) else f"no module {given[1]}"
+        case "python" | "python3" if given[:1] == ["-m"]:
+            folder = given[1].replace(".", "/")
+            found = any((ROOT / each).exists() for each in (f"{folder}.py", folder))
+            found = found or importlib.util.find_spec(given[1].partition(".")[0]) is not None
+            return "" if found else f"no module {given[1]}"
     return ""
 
 

@@ -15,7 +15,7 @@ from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.target import Target
-from tilewright.db.errors import DatabaseError, NotFoundError, StorageError
+from tilewright.db.errors import NotFoundError, StorageError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.cost_models import StoredCostModel
 from tilewright.tuner.analysis.features import FEATURE_VERSION
@@ -105,7 +105,8 @@ def train_cost_model(storage: Storage, target_key: str, seed: int = 0) -> Traine
     read it.
 
     Returns:
-        the version and its scores; None if the target has too few tasks.
+        the version and its scores; None if the target has too few tasks, or if this release cannot
+        read its description.
 
     Raises:
         StorageError: if the disk is full.
@@ -175,7 +176,7 @@ def train_due(storage: Storage, new_trials: int) -> list[Trained | Untrained]:
             if trained is not None:
                 _log().info("cost model", target=key, result=describe(trained))
                 found.append(trained)
-    except DatabaseError as error:
+    except StorageError as error:
         found.append(Untrained(str(error)))
     return found
 

@@ -499,6 +499,12 @@ def test_a_destination_is_checked_without_a_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\0b/out"])
+def test_a_destination_with_a_null_byte_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ArtifactError, match=r"cannot write artifact '.*': embedded null byte$"):
+        check_destination(tmp_path / name)
+
+
 def test_a_file_among_the_parents_of_a_destination_is_named(tmp_path: Path) -> None:
     (tmp_path / "afile").touch()
     with pytest.raises(ArtifactError, match=r"cannot write artifact '.*out': '.*afile' is a file$"):
