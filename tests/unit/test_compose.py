@@ -78,10 +78,10 @@ def test_every_command_of_the_service_is_one(name: str) -> None:
 @pytest.mark.parametrize("name", WORKERS)
 def test_the_workers_command_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.service.worker.options.package_version", lambda: "0")
-    monkeypatch.setattr(Path, "read_text", lambda self, **how: f"what lies in {self}")
+    monkeypatch.setattr(Path, "read_text", lambda self, **how: f"token-of-{self}")
     found = parse_arguments(SERVICES[name]["command"], SERVICES[name]["environment"])
     folder = volumes(name)["worker-token"]
-    assert found.token == f"what lies in {folder}/token"
+    assert found.token == f"token-of-{folder}/token"
     assert str(found.spool) == volumes(name)["spool"]
     assert found.server == f"http://proxy:{proxy_port()}"
 

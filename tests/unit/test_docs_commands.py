@@ -428,10 +428,10 @@ def fault(words: Sequence[str]) -> str:
             unknown = [word for word in named if word not in make_words()]
             return f"no target or variable {unknown[0]}" if unknown else ""
         case "python" | "python3" if given[:1] == ["-m"]:
-            folder = given[1].replace(".", "/")
-            found = any((ROOT / each).exists() for each in (f"{folder}.py", folder))
-            found = found or importlib.util.find_spec(given[1].partition(".")[0]) is not None
-            return "" if found else f"no module {given[1]}"
+            first, _, rest = given[1].partition(".")
+            if rest and importlib.util.find_spec(first) is None:
+                return f"no package {first}"
+            return "" if importlib.util.find_spec(given[1]) else f"no module {given[1]}"
     return ""
 
 

@@ -430,7 +430,8 @@ def test_a_wrong_number_in_a_kernel_is_found_at_its_value(planned: Planned) -> N
     """Each constant of each kernel, once: a scale by 1 %, a zero point or a weight by one.
 
     A mean of 64 integers is often half an integer: with some plans a scale that is off by 1 % moves
-    only such ties, which the certificate excuses and counts. One constant may be of this kind.
+    only such ties, which the certificate excuses and counts. Two constants may be of this kind:
+    a value is scaled before the quantisation, and by the quantisation itself.
     """
     steps, unchanged = planned.plan.steps, watched(planned)
     right, excused = unchanged.seen.output("y"), certified(planned, unchanged).excused
@@ -453,7 +454,7 @@ def test_a_wrong_number_in_a_kernel_is_found_at_its_value(planned: Planned) -> N
             except WrongProgramError as error:
                 named.append(step.output in (error.value, *error.written))
                 continue
-            assert ties == 1, f"{name} of {step.output}"
+            assert ties <= 2, f"{name} of {step.output}"
     # the rest is found at a later value: in some plans the dequantised mean is not a separate value
     assert len(named) >= 6 and sum(named) >= 0.6 * len(named)
 
